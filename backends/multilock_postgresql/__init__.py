@@ -1,10 +1,10 @@
 """Locks on PostgreSQL: ``postgresql://`` or ``postgres://``, or a connection of psycopg that is passed to `connect`.
 
-`acquire_release` is the algorithm, and ``sql/`` has its tables and its steps, which are functions of the server.
-`tables` makes tables and functions, `transactions` calls the functions, and `keys` turns names into keys. `transport`
-carries the requests, `wire` reads values and errors, `notices` receives what the server pushes, and `event_loop` is a
-connection for an event loop. `endpoints` reads the address. `inspection` is for operators, and `diagnosis` reports what
-weakens the lock on this server.
+`acquire_release` is the algorithm. Its steps are functions of the server in ``sql/``, beside the tables. `tables`
+creates tables and functions, `transactions` calls the functions, and `keys` turns names into keys. `transport` carries
+the requests, `wire` reads values and errors, `notices` receives what the server pushes, and `event_loop` is a
+connection for an event loop. `endpoints` reads the address. `inspection` shows operators who holds a lock, and
+`diagnosis` reports what weakens the lock on this server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import cast
 
-# This import comes first: it imports psycopg, and the registry explains to the user when psycopg is missing.
+# This import comes first, because it fails if psycopg is missing, and the registry explains that error to the user.
 from multilock_postgresql.transport import ConnectionPool, PgEndpoint
 
 # isort: split
@@ -39,15 +39,15 @@ from multilock_postgresql.transactions import StepQueries, Transactions
 
 __all__ = ["PostgresqlBackend", "open_backend", "sql_of"]
 
-# Connections for renewals, as many as the client has threads for them. The renewal of a long lease may have to wait for
-# the server for longer than a short lease lasts. Meanwhile the short lease is renewed on another connection.
+# Connections for renewals, one for each renewing thread of the client. The renewal of a long lease may wait for the
+# server for longer than a short lease lasts. Meanwhile the short lease is renewed on another connection.
 RENEWALS_AT_ONCE = 4
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> PostgresqlBackend:
     """Return the backend for ``postgresql://[user:password@]h1[:port][,h2][/db]``, or ``postgres://…``.
 
-    If the URL names several hosts, the primary among them is used. The options are:
+    If the URL names several hosts, the client uses the primary. The options are:
 
     * ``username``, ``password`` and ``db`` override the URL.
     * ``ca``, ``cert`` and ``key`` are files for TLS. With ``ca`` the server's certificate must match its host.
@@ -58,7 +58,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> PostgresqlBackend:
     * ``client`` is a ``psycopg.Connection``. This backend opens its own connections with the settings of that
       connection, and never uses it.
 
-    Raises `ConfigurationError` if the options do not fit together. No request is sent.
+    Raises `ConfigurationError` if the options contradict each other. Sends no request.
     """
     scheme = url.partition("://")[0]
     reject_unknown(options, OPTIONS, scheme)
@@ -116,8 +116,8 @@ class PostgresqlBackend:
             ttl_min=0.1,
             ttl_max=365 * 86400.0,
             ttl_step=0.001,
-            # The dead holder's ttl must end first, and so must the place in the queue of a waiter that died together
-            # with it. The next waiter gets the name with its next heartbeat after both, which comes up to 10 % late.
+            # A dead holder's ttl must end first. A waiter that died at the same time must lose its place in the queue
+            # as well. Then the next waiter gets the name by its next heartbeat, which may come 10 % late.
             takeover_bound=max(ttl, liveness(ttl)) + (1 + JITTER) * heartbeat(ttl),
             hold_at_least=True,
             read_write=True,
@@ -141,8 +141,8 @@ class PostgresqlBackend:
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         if join and not self._listener.listening:
-            # A free lock needs no listener. But a waiter needs one, because the server notifies it of a handover. So
-            # the claim joins the queue only with a listener.
+            # A free lock needs no listener. But a waiter needs one for the notification of a handover, so the claim
+            # joins the queue only after that.
             deadline = self._now() + within
             answer = self._recipe.attempt(claim, False, within)
             if isinstance(answer, Granted):
@@ -156,7 +156,7 @@ class PostgresqlBackend:
         return Channel(wire, self._recipe, self._steps, self._listener, self._now, self._request_timeout)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
-        self._listener.unwatch(claim.id)  # before the request is sent, so that the release is not reported as a loss
+        self._listener.unwatch(claim.id)  # before the request is sent, so that the release does not look like a loss
         return Returned(self._recipe.release(claim, unsure, within))
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:

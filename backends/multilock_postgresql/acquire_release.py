@@ -1,16 +1,15 @@
 """The lock on PostgreSQL: the calls of its functions, and what their replies mean.
 
-A lock is a row with an expiry time. Each step is one function in ``sql/``, one message and one commit, and safe to send
-again. Each grant has a fencing token. Waiters queue in order of arrival, and a release itself makes the next waiter the
-holder. A cancel is final. Readers and permits have rows of their own beside the row of the name.
+A lock is a row with an expiry time. Readers and permits have further rows. Each step is one function in ``sql/``, one
+message and one commit, and safe to send again. Each grant has a fencing token. Waiters queue in order of arrival, and a
+cancel is final.
 
-All races are dealt with in the functions: each first locks the row of the name, so what it reads after that stays true
-until it commits. This module has no races.
+Each function first locks the row of the name, so the values that it reads stay true until it commits.
 
 A release makes the next waiter the holder, and notifies it by NOTIFY, which is a grant. Each request of a waiter
-contains the time at which it was sent, and a *liveness*: the time for which the server keeps the waiter's place. So the
-grant is valid for one liveness, counted from the sending of the waiter's newest request that the server executed. Until
-then the server admits no other claim, however late the waiter reads the notification.
+contains the time at which it was sent, and a *liveness*: for how long the server keeps the waiter's place. The grant is
+valid for one liveness after the sending of the waiter's newest executed request. Until then the server admits no other
+claim, however late the waiter reads the notification.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ SWEEP_EVERY = 60.0  # seconds between two sweeps of one client
 class Recipe:
     """The calls of the SQL functions that acquire, release and renew locks on one server.
 
-    The ``to_…`` methods make the arguments, and `attempted` reads the reply of an attempt. None of these sends the
-    request, because an event loop sends requests itself (`multilock_postgresql.event_loop`).
+    The ``to_…`` methods make the arguments, and `attempted` reads the reply of an attempt. None of these methods sends
+    anything, because an event loop sends requests itself (`multilock_postgresql.event_loop`).
     """
 
     def __init__(self, keys: LockKeys, transactions: Transactions, group: str) -> None:
@@ -45,7 +44,7 @@ class Recipe:
         self._transactions = transactions
         self._group = group
         self._now = transactions.now
-        self.told = False  #: whether the server can notify our waiters; if not, it must not count them as dead
+        self.told = False  #: whether the server can notify our waiters; if False, it must not count them as dead
         self._swept = self._now()
 
     # ---- acquire
@@ -53,8 +52,8 @@ class Recipe:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Take the name, or take and keep a place in the queue.
 
-        Claims that join the queue are served in order of arrival, even if they are unfair. An unfair exclusive claim
-        that does not join takes a free lock even if others wait.
+        Claims in the queue are served in order of arrival, even if they are unfair. An unfair exclusive claim that does
+        not join the queue takes a free lock even if others wait.
         """
         deadline = self._now() + within
         try:
@@ -68,7 +67,7 @@ class Recipe:
         return self.attempted(claim, rows, sent_at)
 
     def _is_shut(self, within: float) -> bool:
-        """Return whether a whole table is locked, as by a migration, so that the server tells nobody who holds a name.
+        """Return whether a whole table is locked, as by a migration, so that it is unknown who holds a name.
 
         If only the row of the name is locked, another claim is about to get the name.
         """
@@ -81,10 +80,10 @@ class Recipe:
         """Return the arguments of an attempt, without the last one."""
         ttl, wait = claim.ttl, liveness(claim.ttl) if join else 0.0
         echo = None
-        # A push is a grant, with two exceptions. If the lock is not renewed, only a reply grants the whole ttl. If the
-        # ttl is shorter than the liveness, the lease would end before the handover does.
+        # If the lock is not renewed, a push is no grant, because only a reply grants the whole ttl. If the ttl is
+        # shorter than the liveness, it is none either: a confirmed lease would end before the lease of the handover.
         if join and self.told and claim.renew and ttl >= wait:
-            # The time is read before the request is sent.
+            # Read the time before the request is sent.
             echo = b"%d/%d" % (self._now() * 1e6, round(wait * 1000))
         return [
             self._keys.of(claim.name),
@@ -112,18 +111,17 @@ class Recipe:
             raise other_number(claim, before, "postgresql")
         if left_ms == CANCELLED:
             return Busy(heartbeat(ttl), spent=True)
-        # The server notifies nobody when a lease expires. So the first three waiters ask again just after that time, 20
-        # ms apart. If the lease has expired but the name is not free, an open transaction of the holder guards the
-        # name, and nobody knows when that transaction ends.
+        # Nothing is pushed when a lease expires. So the first three waiters ask again just after that time, 20 ms
+        # apart. If the lease has expired but the name is not free, an open transaction of the holder guards the name,
+        # and its end is unknown.
         expires_in = left_ms / 1000 + 0.002 + 0.020 * before if left_ms > 0 and 0 <= before < 3 else None
         return Busy(heartbeat(ttl) if self.told else min(heartbeat(ttl), UNPUSHED_HEARTBEAT), expires_in)
 
     def pushed(self, payload: str) -> tuple[str, Granted | None]:
-        """Return the id of the claim that a push concerns, and the grant in the push, or None if the push is only a
-        hint, which makes the claim ask again.
+        """Return the id of the claim that a push concerns, and the grant in the push. The grant is None if the push is
+        only a hint, which makes the claim ask again.
 
-        A payload that another program sends on our channel counts only as a hint, unless it forges a grant. The kernel
-        checks a forged grant as far as it can.
+        The payload of another program on our channel is only a hint, unless it forges a grant.
         """
         claim_id, *words = payload.split(" ")
         try:
@@ -140,8 +138,8 @@ class Recipe:
     # ---- renew
 
     def renew(self, held: Sequence[Held], within: float) -> list[Granted | BackendUnavailable | None]:
-        """Extend leases, a thousand in one request. Raises if the first request fails. If a later one fails, its error
-        is the result for its leases only."""
+        """Extend leases, a thousand in one request. Raises if the first request fails. If a later request fails, its
+        error is the result for its leases."""
         deadline = self._now() + within
         renewed: list[Granted | BackendUnavailable | None] = []
         for start in range(0, len(held), AT_ONCE):
@@ -159,8 +157,8 @@ class Recipe:
         return renewed
 
     def _to_renew(self, held: Sequence[Held]) -> list[bytes | None]:
-        # The server locks the rows in this order. The same order everywhere excludes deadlocks: with the subscriptions
-        # of followers by name, and with force_1 by id.
+        # The server locks the rows in this order. Subscriptions of followers use the same order by name, and force_1 by
+        # id, so that no deadlock is possible.
         held = sorted(held, key=lambda each: (each[0].name, each[0].id))
         return [
             array(self._keys.of(claim.name).decode() for claim, _ in held),
@@ -197,8 +195,7 @@ class Recipe:
     # ---- sweep
 
     def sweep(self, within: float) -> None:
-        """Once a minute, delete the rows of names that have been free for a while. After an error, the next sweep tries
-        again."""
+        """Delete the rows of names that have been free for a while, at most once a minute."""
         now = self._now()
         if now < self._swept + SWEEP_EVERY or within <= 0:
             return

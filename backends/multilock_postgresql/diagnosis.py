@@ -12,9 +12,9 @@ from multilock_postgresql.wire import number, seconds, text
 __all__ = ["diagnose"]
 
 OLDEST = 140000
-CLOCK_WITHIN = 1.0  # seconds by which the clocks may differ without a finding; the difference distorts only `since`
+CLOCK_WITHIN = 1.0  # seconds by which the clocks may differ without a finding; a difference affects only `since`
 OLD_SNAPSHOT = 600.0  # seconds; a transaction that is open for longer keeps the dead versions of all renewed rows
-NEARLY_ALL = 0.8  # a finding if more than this share of the server's connections is in use
+NEARLY_ALL = 0.8  # share of the server's connections; if more are in use, that is a finding
 QUERY = b"""SELECT current_setting('server_version_num'), current_setting('fsync'), current_setting('full_page_writes'),
  current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
  current_setting('default_transaction_isolation'), current_setting('idle_in_transaction_session_timeout'),
@@ -27,7 +27,7 @@ QUERY = b"""SELECT current_setting('server_version_num'), current_setting('fsync
 
 
 class ServerState(NamedTuple):
-    """The reply of the server about itself."""
+    """The state of the server, as it reports it."""
 
     version: int
     fsync: str

@@ -23,7 +23,7 @@ _OURS = {
     "fallback_application_name": "multilock",
     "target_session_attrs": "read-write",  # a read replica may lag behind
 }
-# Settings of the connection in client= that are not copied: the addresses are read separately, and a pooler refuses
+# Settings of the connection in client= that are not copied. The addresses are read separately, and a pooler refuses
 # "options".
 _NOT_TAKEN_OVER = {"host", "hostaddr", "port", "options"}
 
@@ -31,8 +31,7 @@ _NOT_TAKEN_OVER = {"host", "hostaddr", "port", "options"}
 def endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> PgEndpoint:
     """Read ``postgresql://[user:password@]h1[:port][,h2][/db]``. Options override the URL.
 
-    Settings that neither gives come from libpq, which reads the environment (``PGUSER``, ``PGHOST`` …) and the password
-    file, and has defaults.
+    All other settings come from libpq: from the environment (``PGUSER``, ``PGHOST`` …), the password file and defaults.
     """
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
@@ -99,6 +98,6 @@ def _tls(options: Mapping[str, object]) -> dict[str, str]:
     if "key" in files and "cert" not in files:
         raise ConfigurationError("key= needs cert=, the certificate to which it belongs")
     if files:
-        tls_context(files)  # at the first connection, a missing file would look like a server that cannot be reached
+        tls_context(files)  # find a missing file now: libpq would report it like a server that cannot be reached
     verified = {"sslmode": "verify-full"} if "ca" in files else {"sslmode": "require"} if files else {}
     return {**{TLS[name]: path for name, path in files.items()}, **verified}

@@ -1,5 +1,4 @@
-"""A connection to PostgreSQL for an event loop. It sends the requests of `multilock_postgresql.acquire_release` without
-a waiting thread."""
+"""A connection to PostgreSQL for an event loop. The loop waits for replies without a thread."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ class Channel:
         now: Callable[[], float],
         request_timeout: float | None,
     ) -> None:
-        """``request_timeout`` is the user's option in seconds. This option limits for how long the server waits for a
-        locked row."""
+        """``request_timeout`` is the user's option in seconds, which limits how long the server waits for a locked
+        row."""
         wire.watched = True
         self._wire = wire
         self._recipe = recipe
@@ -44,8 +43,8 @@ class Channel:
         self.close = wire.close
 
     def attempt(self, claim: Claim, join: bool) -> bool:
-        # A free lock needs no listener. But a waiter needs one, because the server notifies it of a handover. So the
-        # claim joins the queue only with a listener.
+        # A free lock needs no listener. But a waiter needs one for the notification of a handover, so without a
+        # listener the claim does not join the queue.
         ready = self._listener.listening
 
         def understand(rows: list[Row]) -> Granted | Busy | None:
@@ -56,7 +55,7 @@ class Channel:
         return self._ask(claim, self._steps.attempt, self._recipe.to_attempt(claim, join and ready), understand)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
-        self._listener.unwatch(claim.id)  # before the request is sent, so that the release is not reported as a loss
+        self._listener.unwatch(claim.id)  # before the request is sent, so that the release does not look like a loss
         self._attempting = None
         return self._ask(claim, self._steps.release, self._recipe.to_release(claim, unsure), _returned)
 

@@ -14,7 +14,7 @@ class LockKeys:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        # The cache is for names that are taken repeatedly.
+        # The cache is for names that are acquired repeatedly.
         self.of = lru_cache(maxsize=1024)(self._key)
 
     def name(self, key: str) -> str | None:
@@ -22,10 +22,10 @@ class LockKeys:
         return unescape(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
 
     def beginning(self, prefix: str) -> str:
-        """Return the text with which the key of every name with this ``prefix`` begins. Keys of other names may begin
+        """Return the text with which the keys of all names with this ``prefix`` begin. Keys of other names may begin
         with it as well."""
-        # escape() changes the names "." and "..", but not the dots of a longer name. So for these two prefixes all keys
-        # fit.
+        # escape() changes the names "." and "..", but not the dots of a longer name. So all keys are possible for these
+        # two prefixes.
         return self.prefix + ("" if prefix in (".", "..") else escape(prefix))
 
     def _key(self, name: str) -> bytes:

@@ -1,14 +1,14 @@
 """Receive what the server pushes: handovers and wake-ups for waiters, and changes of names that are held or followed.
 
-A client has one connection that listens, and a thread that reads it. Connection and thread start with the first waiter,
-or with the first lock that is held for a quarter of a second. The notification of a handover is a grant
-(`Recipe.pushed`). Every other notification is a hint: a waiter is woken, and for a holder the thread asks the server
-whether its claim has lost the name. A followed name is a name whose changes of holder this client reports.
+A client has one connection that listens, and a thread that reads it. Both start with the first waiter, or with the
+first lock that is held for a quarter of a second. The notification of a handover is a grant (`Recipe.pushed`). Every
+other notification is a hint: a waiter is woken, and for a holder the thread asks the server whether its claim has lost
+the name. A client *follows* a name if it reports the changes of its holder.
 
-The connection also holds a shared advisory lock on the client's number. If a client does not hold that lock, its
-process has ended, so the server passes over its waiters. Behind a pooler that changes server processes between
-transactions, no notification arrives, and the advisory lock would outlive the client. So the connection first tests
-whether a notification comes back.
+The connection also holds a shared advisory lock on the client's number. If nobody holds that lock, the client's process
+has ended, so the server skips its waiters. Behind a pooler that changes server processes between transactions, no
+notification arrives, and the advisory lock would outlive the client. So the client first tests whether a notification
+comes back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHANGES = "multilock_changes"  # the channel of followed names
 # Seconds between two checks. If nothing arrives between two checks, the connection counts as dead.
 TEND_EVERY = 2.0
 RECONNECT_WITHIN = 2.0
-LOOK_WITHIN = 1.0  # seconds for which a silent server may delay the wake-ups
+LOOK_WITHIN = 1.0  # seconds for which a missing reply may delay the wake-ups
 TEST_WITHIN = 1.0  # seconds that a notification through a pooler may take
 REFUSED_AGAIN = 60.0  # seconds until the next test of a connection that returned no notification
 FOLLOWED_FOR = 90.0  # seconds for which one request subscribes to the changes of a name
@@ -54,7 +54,7 @@ class Followed:
     """The holder of a followed name, according to the last reply."""
 
     holder: bytes | None
-    ends_at: float | None  #: by our clock; None if no end is known
+    ends_at: float | None  #: when the lease ends by our clock, or None if unknown
 
 
 class Listener:
@@ -79,18 +79,17 @@ class Listener:
         self._now = notices.now
         self._channel = f"multilock_{notices.client}"
         self._closed = system.Event()
-        self.listening = False  #: whether claims may wait: the server pushes handovers, or no push can arrive
+        self.listening = False  #: whether claims may wait: the client listens, or has found that no push can arrive
         self._starting = system.Lock()
         self._wire: PgWire | None = None
         self._watched: dict[str, str] = {}  # claim id -> name; used without a lock, since its methods are atomic
-        self._doubted: set[str] = set()  # ids of claims that may have lost their names; only the thread uses this
+        self._doubted: set[str] = set()  # ids of claims that may have lost their names; for the thread only
         self._followed: dict[str, Followed] = {}
         self._follow_at = 0.0  # when the subscription to the followed names must be renewed
         self._connection = f"listening connection to {self._endpoint.name}"
 
     def listen(self, within: float) -> None:
-        """Begin to listen, if this client is not listening yet. Without a reply, raises BackendUnavailable (nothing was
-        executed)."""
+        """Begin to listen, unless this client listens already. Raises BackendUnavailable if there is no reply."""
         deadline = self._now() + within
         with system.Taking(self._starting, within, lambda: self._silence("listening takes too long to begin")):
             if not self.listening and not self._closed.is_set():
@@ -99,7 +98,7 @@ class Listener:
                 self.listening = True
 
     def watch(self, held: Sequence[Held], within: float) -> None:
-        """Report the loss of each of these claims, whether it has happened already or happens later."""
+        """Report when one of these claims is lost, or was already lost."""
         deadline = self._now() + within
         for claim, _ in held:
             self._watched[claim.id] = claim.name
@@ -111,8 +110,8 @@ class Listener:
         self._watched.pop(claim_id, None)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
-        """From now on, report when the holder of one of these names changes, and stop reporting all other names.
-        Returns False if no push can arrive."""
+        """Report when the holder of one of these names changes, and stop reporting all other names. Returns False if no
+        push can arrive."""
         deadline = self._now() + within
         self._followed = {name: known for name, known in self._followed.items() if name in names}
         if not names:
@@ -137,8 +136,8 @@ class Listener:
         try:
             wire.script(f'LISTEN "{self._channel}"; LISTEN {CHANGES}'.encode(), deadline - self._now())
             if (wire.pooled or self._direct) and not self._comes_back(wire, deadline):
-                # The server's session would continue to listen when the pooler gives it to another client. The pooler
-                # uses the newest session first, so this request most likely reaches that session.
+                # The session would continue to listen for the pooler's next client. The pooler uses the newest session
+                # first, so this request most likely reaches it.
                 with suppress(MultilockError):
                     wire.script(f'UNLISTEN "{self._channel}"; UNLISTEN {CHANGES}'.encode(), deadline - self._now())
                 wire.close()
@@ -158,20 +157,19 @@ class Listener:
         return wire
 
     def _comes_back(self, wire: PgWire, deadline: float) -> bool:
-        """Return whether a notification from another connection arrives on ``wire``, while nothing is sent on
-        ``wire``."""
+        """Return whether a notification from another connection arrives on ``wire`` although nothing is sent there."""
         notify = f"SELECT pg_notify('{self._channel}', '')".encode()
         self._transactions.run(notify, [], deadline - self._now(), limited=False)
         until = min(self._now() + TEST_WITHIN, deadline)
         while (told := wire.receive(until - self._now())) is not None:
-            if any(channel == self._channel for channel, _ in told):  # and no change that another client reports there
+            if any(channel == self._channel for channel, _ in told):  # a change from another client does not count
                 return True
         return False
 
     def _run(self, wire: PgWire | None) -> None:
-        """Read the connection, and make a new one whenever it breaks, until the client is closed. The thread runs
+        """Read the connection until the client is closed. Make a new connection whenever it breaks. The thread runs
         this."""
-        self.listening = True  # set here too, because an interrupt may end listen() before listen() sets it
+        self.listening = True  # an interrupt may have ended listen() before it could set this
         while not self._closed.is_set():
             if wire is None:
                 self._closed.wait(REFUSED_AGAIN)
@@ -250,23 +248,21 @@ class Listener:
     # ---- losses
 
     def _look_again(self, claim_ids: Iterable[str] = ()) -> None:
-        """Ask the server which of these claims have lost their names, together with the claims of earlier requests that
-        failed.
+        """Ask the server which of these claims, and of those in `_doubted`, have lost their names.
 
         The thread runs this.
         """
         self._doubted.update(claim_ids)
         try:
             self._look(list(self._doubted), LOOK_WITHIN)
-        # The claims stay in `_doubted`, and the server is asked again within seconds. The next renewal of a long lease
-        # would be too far away.
+        # The claims stay in `_doubted`, so that the server is asked again within seconds.
         except MultilockError as error:
             logger.debug("it is unknown for the moment which locks are held: %s", error)
         else:
             self._doubted.clear()
 
     def _look(self, claim_ids: Sequence[str], within: float) -> None:
-        """Report those of the claims that do not hold their names."""
+        """Report the claims that do not hold their names."""
         named = [(claim_id, name) for claim_id in claim_ids if (name := self._watched.get(claim_id)) is not None]
         if not named:
             return
@@ -274,7 +270,7 @@ class Listener:
         ids = array(claim_id for claim_id, _ in named)
         rows, _ = self._transactions.run(self._transactions.steps.lost, [keys, ids], within, limited=False)
         for row in rows:
-            # A release removes its claim before its request is sent, so a released lock is not reported as lost.
+            # A release removes its claim first, so it is not reported as a loss.
             claim_id = text(row[0])
             if self._watched.pop(claim_id, None) is not None:
                 self._notices.gone(claim_id, LossReason.TAKEN, "its row was deleted, or has another holder")
@@ -306,9 +302,9 @@ class Listener:
         self._followed = followed
 
     def _tend_followed(self) -> None:
-        """Renew the subscription to the followed names in time, and query the names whose lease should have ended.
+        """Renew the subscription to the followed names in time, and ask for the names whose lease should have ended.
 
-        The server does not notify clients when a lease ends by its ttl.
+        The server sends no notification when a lease expires.
         """
         now = self._now()
         if now >= self._follow_at and self._followed:

@@ -1,5 +1,5 @@
-"""Make the tables and functions of the lock. They are made by the first request that finds them missing, or by an owner
-of the database."""
+"""Make the tables and functions of the lock. The first request that finds them missing does this, or an owner of the
+database."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ def create(wire: PgWire, schema: str, within: float) -> None:
 
     Raises BackendRejected if this role may not make them.
     """
-    # Everything is one message, which the server executes even if the client gives up. Otherwise each client of a slow
-    # server would give up before its commit, and the tables would never exist. An advisory lock admits one client at a
-    # time. Without it, most of several clients would fail with a duplicate key of the catalogue.
+    # Everything is one message, which a slow server executes even after the client has given up. An advisory lock
+    # admits one client at a time, because others would fail with a duplicate key of the catalogue.
     missing = f"""to_regprocedure('"{schema}".guard_1(text, bigint)') IS NULL"""
     make = f"""DO $multilock$ BEGIN
   PERFORM set_config('client_min_messages', 'warning', true);
@@ -62,7 +61,7 @@ def create(wire: PgWire, schema: str, within: float) -> None:
 END $multilock$"""
     try:
         wire.script(make.encode(), within)
-    except LockWait as error:  # it says nothing about a lock
+    except LockWait as error:  # not a wait for a row of a lock
         raise BackendUnavailable(
             f"{error}: another client makes the tables", unknown=False, backend="postgresql"
         ) from error

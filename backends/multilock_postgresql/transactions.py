@@ -1,4 +1,4 @@
-"""The steps of the lock: each is one function of the server, which executes it completely or not at all.
+"""The steps of the lock. Each is one function of the server, which executes it completely or not at all.
 
 A step is one message and one commit. If the functions are missing, they are made, and the step is sent again.
 """
@@ -14,7 +14,7 @@ from multilock_postgresql.wire import NotReadCommitted, NotThere
 
 __all__ = ["StepQueries", "Transactions"]
 
-# tries of one request: one may find that the functions are missing, and another that the isolation level is wrong
+# Tries of one request. One may find that the functions are missing, and another that the isolation level is wrong.
 TRIES = 3
 # Seconds for which a renewal may wait for a locked row. The kernel repeats a renewal that fails, with a pause between
 # two tries. If each try waited longer, a few locked rows would keep all renewing threads busy.
@@ -39,7 +39,7 @@ class StepQueries:
             "WHERE NOT EXISTS (SELECT FROM {0}.locks l WHERE l.key = a.key AND l.id = a.id) "
             "AND NOT EXISTS (SELECT FROM {0}.holders h WHERE h.id = a.id)"
         )
-        # Has another session locked a whole table or index of ours, or does it wait for such a lock?
+        # Whether another session has locked a whole table or index of ours, or waits for such a lock.
         self.shut = self._sql(
             "SELECT 1 FROM pg_catalog.pg_locks t JOIN pg_catalog.pg_class c ON c.oid = t.relation "
             "JOIN pg_catalog.pg_database d ON d.oid = t.database AND d.datname = pg_catalog.current_database() "
@@ -95,7 +95,7 @@ class Transactions:
         self.now: Callable[[], float] = connections.now
 
     def run(self, sql: bytes, arguments: Sequence[bytes | None], within: float, *, limited: bool = True) -> Answer:
-        """Send one request; return its rows, and when it was sent. ``limited``: see `ConnectionPool.call`."""
+        """Send one request. Returns its rows, and when it was sent. For ``limited`` see `ConnectionPool.call`."""
         return self._run(self._connections, sql, arguments, within, limited)
 
     def renew(self, arguments: Sequence[bytes | None], within: float) -> Answer:
@@ -123,7 +123,7 @@ class Transactions:
             except NotThere as error:
                 answer = error
                 self.create(deadline - self.now())
-            except NotReadCommitted as error:  # from now on each request begins with its isolation level
+            except NotReadCommitted as error:  # each later request sets its isolation level
                 answer = error
         told = f"{connections.endpoint.name}: {answer} (does another program change the functions of multilock there?)"
         raise BackendUnavailable(told, unknown=False, backend="postgresql") from answer

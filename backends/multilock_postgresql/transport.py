@@ -1,8 +1,8 @@
-"""Requests to a PostgreSQL server: blocking, bounded in time, never retried. This module turns foreign exceptions into
-multilock's.
+"""Requests to a PostgreSQL server: blocking, bounded in time, never retried. Errors of libpq become errors of
+multilock.
 
-Requests go through libpq, as psycopg's ``pq`` module offers it, and not through psycopg's cursors. With libpq a request
-has a time limit, an event loop can send it without a thread, and a pair of acquire and release takes less time.
+Requests go through libpq (psycopg's ``pq`` module). Unlike with psycopg's cursors, a request has a time limit, an event
+loop can send it without a thread, and it takes less time.
 
 A wire is one connection. A wire is *at rest* while it is alive and idle, without an open transaction or a missing
 reply.
@@ -34,16 +34,16 @@ __all__ = ["AT_REST", "Answer", "ConnectionPool", "PgEndpoint", "PgWire", "patie
 Answer = tuple[list[Row], float]
 """The rows of a reply, and when the request was sent."""
 
-DIALLING_AT_ONCE = 16  # threads of one client that connect; limited, because a DNS look-up may hang forever
-# Share of a request's time for which the server may wait for a locked row. The remaining time is for its reply that it
-# executed nothing.
+DIALLING_AT_ONCE = 16  # threads of one client that connect, since a DNS look-up may hang forever
+# Share of a request's time for which the server may wait for a locked row. The remaining time is for the reply that
+# nothing was executed.
 WAIT_SHARE = 0.8
 AT_REST = 60.0  # seconds after its last use for which an idle connection is kept
 TEND_EVERY = 10.0  # seconds between two checks for connections that were idle for AT_REST
 OWN_PID = b"SELECT pg_backend_pid()"
 PING = b"SELECT 1"
 BEGIN, COMMIT = b"BEGIN ISOLATION LEVEL READ COMMITTED", b"COMMIT"
-# Functions of the server whose warnings say nothing about the commit: transaction ids or multixact ids run out, or the
+# Functions of the server whose warnings do not concern the commit: transaction ids or multixact ids run out, or the
 # queue of notifications fills up.
 HARMLESS = (b"GetNewTransactionId", b"GetNewMultiXactId", b"asyncQueueFillWarning")
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -54,31 +54,31 @@ _PIPELINE = (pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.PIPELINE_ABORTED)
 class PgWire:
     """One connection, used by one thread at a time.
 
-    A connection closes itself when it breaks, or when a call is interrupted: a reply that arrives later must never be
-    taken for that of another request. A connection that an event loop watches (`watched`) only sets ``alive`` to False
-    then, and its owner closes it.
+    A connection closes itself when it breaks, or when a call is interrupted: the next request on it could otherwise
+    read the reply to this one. A connection that an event loop watches (`watched`) only sets ``alive`` to False, and
+    its owner closes it.
     """
 
     def __init__(self, connection: pq.abc.PGconn, endpoint: PgEndpoint, where: str, now: Callable[[], float]) -> None:
         self._pq = connection
         self._endpoint = endpoint
-        self.where = where  #: the server, as messages call it
+        self.where = where  #: the server's name in messages
         self._now = now
-        # libpq closes its own descriptor as soon as it finds the connection broken. An event loop must stop watching a
-        # descriptor before that is closed, so the loop watches this duplicate.
+        # libpq closes its descriptor as soon as the connection is broken. But an event loop must stop watching a
+        # descriptor before it is closed, so the loop watches this duplicate.
         self._sock = socket.socket(fileno=os.dup(connection.socket))
         self._poll = system.poll()
         self._poll.register(self._sock, system.POLLIN)
         self._names: dict[bytes, bytes] = {}  # SQL -> the name under which it was prepared
-        self._preparing: tuple[bytes, bytes] | None = None  # SQL and name that the request under way prepares
-        # A name is never used twice: after an interrupt it is unknown whether the server has it.
+        self._preparing: tuple[bytes, bytes] | None = None  # the SQL and the name that the present request prepares
+        # No name is used twice, because after an interrupt it is unknown whether the server has it.
         self._numbers = itertools.count()
         self._results: list[pq.abc.PGresult] = []
         self._warnings: list[str] = []  # warnings that came with the reply
-        self.pooled = False  #: whether a pooler lets other server processes execute the requests
+        self.pooled = False  #: whether a pooler may send requests to different server processes
         self.watched = False
         self.alive = True
-        self.used = now()  # when the last request was sent, or the connection was made
+        self.used = now()  # when the last request was sent; before that, when the connection was made
         connection.nonblocking = 1
         connection.notice_handler = _into(self._warnings)
 
@@ -107,10 +107,10 @@ class PgWire:
         return self._rows()
 
     def begin(self, sql: bytes, arguments: Sequence[bytes | None]) -> bool:
-        """Send one request without blocking; `finish` reads its reply.
+        """Send one request without blocking. `finish` reads the reply.
 
-        Returns False if the request was not sent completely. In that case the connection must be closed, because libpq
-        keeps the unsent bytes, and would send them later.
+        Returns False if the request was not sent completely. The caller must then close the connection, because libpq
+        would send the remaining bytes later.
         """
         try:
             if self.alive and not self.stale():
@@ -142,7 +142,7 @@ class PgWire:
             for each, given in ((BEGIN, ()), (sql, arguments), (COMMIT, ())):
                 self._pq.send_query_params(each, given)
             self._pq.pipeline_sync()
-        elif self.pooled:  # the next request may go to another process, which has not prepared it
+        elif self.pooled:  # the next request may go to a process that has not prepared it
             self._pq.send_query_params(sql, arguments)
         elif (name := self._names.get(sql)) is not None:
             self._pq.send_query_prepared(name, arguments)
@@ -164,7 +164,7 @@ class PgWire:
         while self._pq.flush():
             poll.register(self._sock, system.POLLIN | system.POLLOUT)
             self._wait(poll, until)
-            self._pq.consume_input()  # a server that waits to write its reply reads our request only after that
+            self._pq.consume_input()  # the server may wait until it can write a reply, before it reads our request
 
     def _await_reply(self, until: float) -> None:
         while not self._complete():
@@ -201,8 +201,8 @@ class PgWire:
             self._names[sql] = name
         if error := next((result for result in results if result.status not in _DONE), None):
             raise self._failed(failure(error, self.where))
-        # PostgreSQL no longer waits for the synchronous standby. The request is executed on this server,
-        # but perhaps not on the standby.
+        # A warning means that PostgreSQL stopped waiting for the synchronous standby. So the request is executed on
+        # this server, but perhaps not on the standby.
         if self._warnings:
             told = f"{self.where}: {self._warnings[0]}"
             raise BackendUnavailable(told, unknown=True, backend="postgresql")
@@ -244,8 +244,8 @@ class PgWire:
     def ping(self) -> None:
         """Send a request whose reply `receive` reads. Notifications may have arrived before it.
 
-        The request is neither prepared nor sent in a pipeline. libpq shows no notification that comes after an unread
-        result, and a pipeline has several results for one request.
+        The request is not sent in a pipeline, which has several results for one request. libpq shows no notification
+        that comes after an unread result.
         """
         try:
             self._begin_request()
@@ -277,8 +277,8 @@ class PgWire:
         return self.alive and self._pq.transaction_status == pq.TransactionStatus.IDLE
 
     def stale(self) -> bool:
-        """Return whether no further request may be sent: bytes arrived without a request, so the server has closed the
-        connection, or another program answers."""
+        """Return whether the connection has input without a request: the server has closed it, or another program
+        answers. No request may then be sent."""
         return bool(self._poll.poll(0))
 
     def interrupt(self) -> None:
@@ -298,13 +298,13 @@ class PgWire:
         self._sock.close()
 
     def drop(self) -> None:
-        """Close the connection's socket, and nothing else, in a forked child: the connection belongs to the parent.
+        """Close the connection's socket, and nothing else, in a forked child.
 
-        psycopg never ends a connection of another process. But if the parent is killed while the child has the socket
-        open, the server believes that the parent lives.
+        The parent continues using the connection. If the parent is killed while the child still has the socket open,
+        the server does not notice it.
 
-        libpq keeps the number of its descriptor, and would close that number once more. So the number does not become
-        free, for example for a file of the program, but gets a socket without a connection.
+        libpq keeps the number of its descriptor, and would close it once more. So this number gets a socket without a
+        connection, and cannot become that of a file of the program.
         """
         self.alive = False
         with suppress(OSError):
@@ -319,8 +319,8 @@ class PgWire:
 
 
 def _into(warnings: list[str]) -> Callable[[pq.abc.PGresult], None]:
-    """Return a handler that records the warnings that may concern the commit. The handler does not refer to the
-    connection, because a reference cycle would keep a dropped connection open."""
+    """Return a handler that records the warnings that may concern the commit. It does not refer to the connection,
+    because a reference cycle would keep a dropped connection open."""
 
     def note(result: pq.abc.PGresult) -> None:
         source = result.error_field(pq.DiagnosticField.SOURCE_FUNCTION)
@@ -339,8 +339,8 @@ class PgEndpoint:
         self._hosts = list(hosts)  # pairs of host and port; "" is libpq's default
         self._settings = settings
         self.wires = OpenWires[PgWire]()
-        #: Whether each request must be a transaction of its own that begins with the isolation level, because this
-        #: role's default is another level.
+        #: Whether each request must set the isolation level in a transaction, because this role's default is another
+        #: level.
         self.begins_with_level = False
         self._dialling = Dialling[PgWire]("multilock-postgresql-connect", DIALLING_AT_ONCE)
         self._connect_start = pq.PGconn.connect_start  # a simulation replaces this function
@@ -361,15 +361,14 @@ class PgEndpoint:
         self._dialling.forget()
 
     def close(self) -> None:
-        """Close the connections that were made too late, now and later. `connect` still works, to finish work that is
-        under way."""
+        """Close connections that are made too late. `connect` still works, to finish work that is under way."""
         self._dialling.close()
 
     def connect(self, within: float, now: Callable[[], float]) -> PgWire:
-        """Return a new connection, logged in, within ``within`` seconds. Nothing was executed if this raises.
+        """Return a new connection, logged in, within ``within`` seconds.
 
-        A separate thread connects, because a DNS look-up has no time limit. If that thread connects too late, the next
-        call returns the connection.
+        A separate thread connects, because a DNS look-up has no time limit. A connection that is made too late is
+        returned by the next call.
         """
         within = max(within, 0.001)
         deadline = now() + within
@@ -383,11 +382,11 @@ class PgEndpoint:
         ) from outcome
 
     def _dial(self, deadline: float, now: Callable[[], float]) -> PgWire:
-        """Try each host in turn. Each host gets an equal share of the time, so that a silent host leaves time for the
-        others.
+        """Try each host in turn. Each host gets an equal share of the time, so that a host without a reply leaves time
+        for the others.
 
-        The last host may finish the login after the deadline, if it has accepted the connection. The server has then
-        started a process for this login, and a busy server would start the next one just as slowly.
+        If the last host has accepted the connection, its login may take longer than the deadline: a busy server has
+        started a process for it, and would start the next one just as slowly.
         """
         failures: list[MultilockError] = []
         login_until = max(deadline, now() + REQUEST_TIMEOUT_MAX)
@@ -399,7 +398,7 @@ class PgEndpoint:
             except MultilockError as error:
                 failures.append(error)
                 continue
-            if tried:  # this host is the primary now, so it is tried first from now on
+            if tried:  # this host is the primary now, so try it first
                 self._hosts = [(host, port), *(each for each in self._hosts if each != (host, port))]
             return wire
         silent = [error for error in failures if isinstance(error, BackendUnavailable)]
@@ -423,7 +422,7 @@ class PgEndpoint:
                 _finish_login(connection, where, until, login_until, now)
                 wire = PgWire(connection, self, where, now)
             except BaseException:
-                connection.finish()  # otherwise the connection stays open as long as the traceback of this error exists
+                connection.finish()  # otherwise the traceback of this error would keep the connection open
                 raise
         except (OSError, psycopg.Error) as error:
             if isinstance(error, MultilockError):
@@ -431,7 +430,7 @@ class PgEndpoint:
             raise _not_connected(str(error), where) from error
         self.wires.add(wire)
         [(pid,)] = wire.script(OWN_PID, max(0.001, login_until - now()))
-        # A pooler invents the process id that it reports at the login.
+        # A pooler reports an invented process id at the login.
         wire.pooled = int(pid or 0) != connection.backend_pid
         return wire
 
@@ -469,8 +468,8 @@ def patience(within: float) -> bytes:
 
 
 class ConnectionPool:
-    """At most ``most`` connections of one client. The most recently used connection is taken first. Any thread may use
-    this object."""
+    """At most ``most`` connections of one client. The most recently used one is taken first. Any thread may use this
+    object."""
 
     def __init__(self, endpoint: PgEndpoint, now: Callable[[], float], most: int) -> None:
         self.endpoint = endpoint
@@ -483,9 +482,10 @@ class ConnectionPool:
         self._tended = False  # whether a thread closes connections that were idle for too long
 
     def call(self, sql: bytes, arguments: Sequence[bytes | None], within: float, *, limited: bool = True) -> Answer:
-        """Send one request; return its rows, and when it was sent.
+        """Send one request. Returns its rows, and when it was sent.
 
-        If ``limited``, the last argument is the time in ms for which the server may wait for a locked row (`patience`).
+        If ``limited`` is True, a last argument is added: the ms for which the server may wait for a locked row
+        (`patience`).
         """
 
         def ask(wire: PgWire, left: float) -> Answer:
@@ -511,7 +511,7 @@ class ConnectionPool:
                 raise BackendUnavailable(late, unknown=False, backend="postgresql")
             return ask(wire, left)
         finally:
-            # No call of a Python function comes before the put, so no interrupt can lose the permit.
+            # No Python function is called before the put, so no interrupt can lose the permit.
             if permit:
                 self._permits.put(None)
             if wire is not None:
@@ -532,7 +532,7 @@ class ConnectionPool:
     def _give(self, wire: PgWire) -> None:
         if wire.at_rest():
             self._idle.append(wire)
-        else:  # an interrupt left a transaction open, in which the next request would never be committed
+        else:  # an interrupt left a transaction open, so the next request would never be committed
             wire.close()
 
     def _tend_idle(self) -> None:
@@ -545,7 +545,7 @@ class ConnectionPool:
     def _tend(self) -> None:
         """Close connections that were idle for `AT_REST` seconds, until no idle connection is left.
 
-        A thread does this, because there may be no further request that could do it.
+        A separate thread runs this.
         """
         while self._idle and not self._closed.wait(TEND_EVERY):
             self._trim(self.now() - AT_REST)
@@ -553,7 +553,7 @@ class ConnectionPool:
 
     def _trim(self, used_before: float) -> None:
         """Close idle connections that were last used before this time, or that the server has closed."""
-        with suppress(IndexError):  # another thread may have taken the last one
+        with suppress(IndexError):  # another thread may have taken the last connection
             for _ in range(len(self._idle)):
                 wire = self._idle.popleft()
                 if wire.used <= used_before or wire.stale():
@@ -562,6 +562,6 @@ class ConnectionPool:
                     self._idle.append(wire)
 
     def close(self) -> None:
-        """Close idle connections now, and those in use when their requests end."""
+        """Close the idle connections. A connection in use is closed when its request ends."""
         self._closed.set()
         self._trim(self.now())

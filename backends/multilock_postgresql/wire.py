@@ -32,7 +32,7 @@ QUEUE_IS_FULL = "54000 without a table"
 NOT_READ_COMMITTED = "ML002"
 NOT_THERE = {"3F000", "42P01", "42883"}  # the schema, a table or a function is missing
 
-# With these errors nothing was executed, and the server may accept the same request later.
+# After these errors nothing was executed, and the server may accept the same request later.
 SILENT = {
     READ_ONLY: IS_REPLICA,
     "40001": "its transaction could not be serialized",
@@ -42,7 +42,7 @@ SILENT = {
     QUEUE_IS_FULL: "its queue of notifications is full: end the sessions that listen and never read",
     "57P03": "it starts or shuts down",
 }
-# With these errors nothing was executed either, and repeating the request does not help.
+# After these errors nothing was executed, and repeating the request does not help.
 REFUSED = {
     "22023": "the name of the lock is too long for a notification: shorten it",
     "22P05": "the name, the prefix or identity= has a character that the encoding of its database lacks",
@@ -54,7 +54,7 @@ REFUSED = {
     "42501": "grant this role the rights that `multilock doctor --sql` prints at its end",
     "53100": "its disk is full",
 }
-# libpq reports a refused login as text only. These are the texts of a server that speaks English.
+# libpq reports a refused login only as text. These are the English texts.
 _REFUSED_LOGIN = (
     "password authentication failed",
     "no password supplied",
@@ -68,13 +68,12 @@ _REFUSED_LOGIN = (
 
 
 class NotThere(Exception):
-    """The tables or functions do not exist yet: nothing was executed. Make the tables and functions, and send the
-    request again."""
+    """The tables or functions do not exist, so nothing was executed. Make them, and send the request again."""
 
 
 class NotReadCommitted(Exception):
-    """This role's transactions have another isolation level: nothing was executed. Send the request in a transaction
-    that sets its own isolation level."""
+    """This role's transactions have another isolation level, so nothing was executed. Send the request in a transaction
+    that sets the isolation level."""
 
 
 class LockWait(BackendUnavailable):
@@ -110,8 +109,8 @@ def refused_login(told: str) -> bool:
 def array(items: Iterable[str]) -> bytes:
     """Return a ``text[]`` of these texts, none of which is empty.
 
-    A renewal may have thousands of texts, so all texts are escaped in one step. Until then they are joined with NUL,
-    which no text of PostgreSQL can contain.
+    All texts are escaped in one step, because a renewal may have thousands. For that they are joined with NUL, which no
+    text of PostgreSQL can contain.
     """
     joined = "\0".join(items)
     if not joined:

@@ -87,7 +87,7 @@ def _note(nodeid: str, final: str) -> None:
             notes.write(json.dumps([nodeid, final]) + "\n")
 
 
-# The command: it runs pytest, and then each failed test on its own.
+# The command, which runs pytest, and then each failed test on its own.
 
 
 def main(arguments: Sequence[str]) -> int:

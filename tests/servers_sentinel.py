@@ -164,7 +164,7 @@ class Guarded(Service):
             # primary.
             self._first = next(server for server in self.servers if _is_primary(server))
             self._lead(self._first)
-            # A replica that is behind would still deliver messages of the former Sentinels to the new ones.
+            # A replica that is behind would still deliver messages of the old Sentinels to the new ones.
             self.await_replicas(self._first)
             self._down_after = NEVER_DOWN_AFTER
             try:
@@ -210,7 +210,7 @@ class Guarded(Service):
 
     @contextlib.contextmanager
     def slow_to_demote(self) -> Iterator[None]:
-        """Make the Sentinels slow to demote a former primary that comes back, as they are by default."""
+        """Make the Sentinels demote a returning primary only after a while, as with their default settings."""
         self.tell({"publish-period": 2000})
         try:
             yield

@@ -347,8 +347,8 @@ class FaultProxy:
         """Forward the ``nth`` request from now on that contains ``request``, and drop its reply.
 
         The server executes the request, but the client receives no reply. Then the connection is cut. With
-        ``then="hold"`` it stays open instead, and silent forever. The proxy counts each piece that arrives as one
-        request. So the client must wait for each reply before it sends its next request.
+        ``then="hold"`` it stays open instead, but carries no more bytes. The proxy counts each piece that arrives as
+        one request. So the client must wait for each reply before it sends its next request.
         """
         _check("then", then, Then)
         return self._plan("drop", request, nth, then)

@@ -72,7 +72,7 @@ def _op(**kind: Any) -> Any:
 
 
 class Peer:
-    """A process of `tests.benchmarks.peer`, which acquires and releases when it is told to, and reports how long this
+    """A process of `tests.benchmarks.peer`, which acquires and releases on command, and reports the seconds that this
     took."""
 
     def __init__(self, library: str, port: int) -> None:

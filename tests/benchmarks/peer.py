@@ -2,12 +2,11 @@
 
 etcd3 and etcd3gw use etcd, and mithril-locks uses Redis.
 
-peer.py LIBRARY PORT                  on stdin ``acquire``, ``release``, or a number of cycles; each is answered by the
-                                      seconds it took, a list in JSON
+``peer.py LIBRARY PORT`` reads ``acquire``, ``release`` or a number of cycles from each line of stdin, and prints a JSON
+list of the seconds that each took.
 
-peer.py LIBRARY PORT SECONDS          one process of `tests.benchmarks.crowd`
-
-peer.py LIBRARY PORT SECONDS HOLD REST    as above; a contender holds for HOLD seconds, and asks again after REST
+``peer.py LIBRARY PORT SECONDS [HOLD REST]`` is a process of `tests.benchmarks.crowd`. Each contender holds the lock for
+HOLD seconds, and requests it again after REST seconds.
 """
 
 from __future__ import annotations

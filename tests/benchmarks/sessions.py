@@ -90,8 +90,8 @@ def notices(
 ) -> dict[str, dict[str, float]]:
     """Return the microseconds from a request that ends a lock until ``on_lost`` begins.
 
-    Each function in ``ends`` receives the client and the name of a lock that the client holds. It sends such a request
-    and returns the time of sending.
+    Each function in ``ends`` receives the client and the name of a lock that the client holds. It sends a request that
+    ends the lock, and returns the time of sending.
     """
     found = {}
     for what, end in ends.items():

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Proxied(Place):
-    """For silence and outages, a proxy in front of this server holds or refuses real connections."""
+    """The proxy in front of the server can hold back bytes of real connections, or refuse connections."""
 
     def __init__(self, clean_url: str) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ def test_the_tests_of_a_service_run_on_each_url_and_are_shown_side_by_side(progr
     }
     lacking = {name for name, outcome in on_memory.items() if outcome == "lacks"}
     assert lacking == {name for name in came if "worker" in name or "partition" in name}
-    # A busy machine may leave these tests undecided. Then pytest reports them as skipped, never as passed.
+    # On a busy machine pytest may report these tests as skipped because they are undecided, but never as passed.
     assert {on_redis for name, (_, on_redis) in came.items() if name in lacking} <= {"passed", "undecided", "skipped"}
     assert {on_redis for name, (_, on_redis) in came.items() if name not in lacking} == {"passed"}
 

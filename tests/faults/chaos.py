@@ -306,7 +306,7 @@ class EtcdArena(ServerArena):
 
 
 class LateEtcdArena(EtcdArena):
-    """An arena for one defect: a holder believes in a lock for longer than the lease lives.
+    """An arena for one defect: a holder believes that it holds a lock, although the lease has ended.
 
     Other faults would hide this defect: a restarted server renews its leases, and a waiter that has a fault keeps the
     next waiter from getting the lock.

@@ -60,7 +60,7 @@ LOOK_EVERY = 0.2  # seconds between two checks of all these locks
 PATIENT = 0.0  # the share of requests that wait until the waiter counts as starved
 PERMITS = 3
 PLAIN, WRITERS = 0.15, 0.15  # shares of plain locks and writers among the requests for a mixed name
-LONG_HOLD = 0.2  # share of leases that are held long, so that most faults hit such a lease
+LONG_HOLD = 0.2  # share of leases that are held long, so that most faults hit one of them
 
 
 def contend(

@@ -266,7 +266,7 @@ class Majority(Chaos):
         return bool(chosen)
 
     def kill_servers(self) -> bool:
-        """Kill servers, which come back empty. The fault ends when their votes count again."""
+        """Kill servers, and start them again without data. The fault ends when their votes count again."""
         chosen = self._some(DIE_AT_A_TIME)
         if not chosen:
             return False

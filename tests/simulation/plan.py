@@ -90,7 +90,7 @@ class Fault:
     at: float
     process: int = -1
     seconds: float = 0.0
-    choice: int = 0  # a random number by which the fault makes its own choices
+    choice: int = 0  # a random number for the choices of the fault
     after: str = ""  # the name of an event in `EVENTS`
     nth: int = 0
 

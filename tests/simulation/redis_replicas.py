@@ -286,7 +286,8 @@ class SentinelServer(RedisServer):
         super().__init__(*about)
         self.epoch = 0  #: the epoch of the last failover that it knows
         self.names: Server = self  #: the primary whose address it gives to clients
-        self.describes: Server = self  #: the primary that it describes; during a failover that it leads, the former one
+        #: the primary that it describes; a leader of a failover still describes the former one
+        self.describes: Server = self
         self.others: list[SentinelServer] = []
         self.replicas, self.leads = 0, False  #: the number of replicas that it knows, and whether it leads a failover
         self.apart_until = 0.0  #: the time from which it can reach the other Sentinels again

@@ -541,7 +541,7 @@ class ZooKeeperServer(Server):
             member.to_leader = member.from_leader = member.cut_until = -math.inf
         self._held = []
         if forgets:
-            self.went_back = True  # tokens begin again, as the fencing scope of the backend says
+            self.went_back = True  # tokens begin again, as documented for the backend's fencing scope
             self._begin()
         return links
 

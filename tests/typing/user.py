@@ -71,7 +71,7 @@ def blocking(client: Client) -> None:
     if threading_lock.acquire(timeout=1):
         threading_lock.release()
     threading.Condition(threading_lock)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    threading.Condition(cast("threading.Lock", threading_lock))  # as the docstring of as_threading_lock says
+    threading.Condition(cast("threading.Lock", threading_lock))  # from the docstring of as_threading_lock
     unsubscribe = client.events.subscribe(heard)
     unsubscribe()
 

@@ -1391,7 +1391,7 @@ def test_a_first_attempt_without_a_turn_is_not_taken_for_silence(backend: Script
             while not not_sent:
                 permits.release()
                 await asyncio.sleep(0.05)
-            # the request was not sent, so the client cannot know whether "n" is taken
+            # the request was not sent, so it is unknown whether "n" is taken
             with pytest.raises(BackendUnavailable, match="was not sent"):
                 await client.lock("n", fair=True).acquire(timeout=0.3)
             ended.set()

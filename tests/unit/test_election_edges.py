@@ -337,7 +337,7 @@ def test_of_two_simultaneous_starts_one_campaigns_and_the_other_does_nothing(
 
     def checked_together() -> None:
         check_open()
-        if election._stop is None:  # only one thread should come here; if both do, they continue together
+        if election._stop is None:  # only one thread should get here; if both do, they continue together
             with contextlib.suppress(threading.BrokenBarrierError):
                 both.wait(0.3)
 

@@ -464,7 +464,7 @@ def test_a_release_by_a_finalizer_inside_another_release_is_not_forgotten() -> N
 @pytest.mark.oracle
 @pytest.mark.parametrize("at", range(6))
 def test_an_interrupt_while_a_fence_is_set_leaves_no_timer_after_its_release(at: int) -> None:
-    """The interrupt comes before the timer is set, after it, or while it is deleted."""
+    """The interrupt comes before or after the timer is set, or while the timer is deleted."""
 
     class Interrupted(Recorded):
         def at(self, when: float) -> None:

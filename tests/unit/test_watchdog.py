@@ -413,7 +413,7 @@ def test_a_lock_that_comes_and_goes_does_not_wake_the_watchdog_each_time(
 ) -> None:
     """Each wake-up would switch threads in the middle of the next request.
 
-    The test uses real threads, because the hand-driven ticker steps only when its time has come.
+    The test uses real threads, because the ticker of `HandRuntime` steps only at planned times.
     """
     with connect("memory://come-and-go") as client:
         kept = client.lock("kept").acquire() if beside else None

@@ -193,8 +193,8 @@ class Record:
 
         Time in which the process of the callback did not run does not count. The time of a fault that stopped this
         process does not count either, because the process may be killed before it can record its own stall. Time in
-        which the busy machine stopped another process does not count either. Such stalls show that threads of this
-        process may have been stopped too, unnoticed by the one thread that records stalls.
+        which the busy machine stopped another process does not count either. The machine may then have stopped threads
+        of this process too, unnoticed by the one thread that records stalls.
         """
         self.judged_callbacks = 0
         self.excused.clear()

@@ -190,8 +190,7 @@ def _is_ours(url: str) -> bool:
 
 
 def _scheme(url: str) -> str:
-    """Return the scheme of a URL, or an empty text if multilock has no backend for it. Such a URL has no controls
-    either."""
+    """Return the scheme of a URL, or an empty text if multilock has no backend for it."""
     try:
         multilock.connect(url).close()  # making a client sends no request
         return resolve(url).scheme

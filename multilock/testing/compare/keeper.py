@@ -79,7 +79,7 @@ def _up(order: dict[str, Any], stopped: list[int]) -> None:
 
 def _signal(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # the process has ended meanwhile
+        with contextlib.suppress(ProcessLookupError):  # the process has ended
             os.kill(pid, number)
 
 

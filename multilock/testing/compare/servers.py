@@ -238,7 +238,7 @@ def _engine(*words: str) -> str:
 
 # ---- cycles that share one stop of their server
 
-WHEN = 0.2, 0.8  # the fault comes this many ttls after A's grant, at least and at most
+WHEN = 0.2, 0.8  # the least and the greatest number of ttls from A's grant to the fault
 GATHER_WITHIN = 60.0  # seconds; a cycle that comes later has missed the fault
 
 

@@ -57,7 +57,7 @@ TEXT = 300
 
 
 def work() -> None:
-    """Follow orders until stdin ends. Then this process ends at once, even if something in it hangs."""
+    """Follow orders until stdin ends. At the end, exit at once, even if a thread hangs."""
     sys.stdout = sys.stderr  # the output of a lock library must not be mixed with our lines
     watch_pulse(PULSE)
     roles: dict[str, _Role] = {}

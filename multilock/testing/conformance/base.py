@@ -173,7 +173,7 @@ class Recorder(Generic[T]):
             return self.calls[count - 1]
 
     def stays_at(self, count: int, during: float = 0.15) -> bool:
-        """Return whether no further call comes for a while."""
+        """Return whether the number of calls stays at ``count`` for a while."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.calls) > count, during)
             return len(self.calls) == count

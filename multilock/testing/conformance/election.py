@@ -222,8 +222,7 @@ class ElectionConformance(Conformance):
             assert not election.is_leader()
             _, next_at = waiting.result(20)
         assert diary.entries.times[1] <= next_at + pulse.stopped()
-        # If this process did not run, it may find that another node leads, before it finds that its own term has
-        # expired.
+        # A process that was paused may notice that another node leads before it notices that its own term has expired.
         assert diary.entries.calls[1] == ("lost", LossReason.EXPIRED) or pulse.stopped()
 
     def test_start_campaigns_in_the_background_and_stop_resigns(

@@ -197,7 +197,7 @@ def _is_dead(pid: int) -> bool:
         return True
     except PermissionError:
         return False
-    with contextlib.suppress(ChildProcessError):  # not our child; WNOWAIT leaves a child its exit code
+    with contextlib.suppress(ChildProcessError):  # not our child; WNOWAIT keeps the exit code of a child readable
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return Path("/proc/self").exists() and _state(Path(f"/proc/{pid}")) in "ZX"
 

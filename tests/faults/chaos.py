@@ -96,7 +96,7 @@ SHORT_STOP = 0.05  # seconds; a process certainly notices a stop of this length
 # seconds.
 CALLBACK_WITHIN = 3 * STALLED
 STREAMS = 3  # streams of faults of processes; while a fault of one stream waits for its moment, the others continue
-AT_ONCE = 4  # processes with a fault at the same time
+AT_ONCE = 4  # the greatest number of processes with a fault at the same time
 CUT_OFF_TOO = 2  # further processes that are cut off just as they got a lock
 LOOK_EVERY = 0.5
 

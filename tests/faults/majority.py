@@ -66,7 +66,7 @@ ANSWERS_WITHIN = 0.2
 # Seconds after the end of the restart guard within which a server counts again: twice the resolution of the uptime,
 # plus the longest pause before a client asks the server again.
 KNOWN_AGAIN = 3.0
-AT_A_TIME = [1, 2, 3, 5], [5, 4, 2, 1]  # how many servers are stopped, and the weight of each number
+AT_A_TIME = [1, 2, 3, 5], [5, 4, 2, 1]  # numbers of servers to stop at once, and the weight of each number
 DIE_AT_A_TIME = [1, 2, 3], [6, 3, 1]
 CUT_OFF_AT_A_TIME = [1, 2, 3, 4], [3, 4, 3, 2]
 DIRECTIONS: list[Direction] = ["both", "up", "down"]

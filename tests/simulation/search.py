@@ -29,7 +29,7 @@ from tests.simulation.threads import install
 __all__ = ["COUNTS", "Counts", "code_hash", "code_of", "search", "try_defects", "without_words"]
 
 KINDS = [f"{backend} {face}" for backend in BACKENDS for face in FACES]
-ENOUGH = 2000  # number of seeds for each backend and face, before the processor time decides what runs
+ENOUGH = 2000  # number of seeds that each backend and face runs first; afterwards each gets the same processor time
 WRITE_EVERY = 30.0  # seconds
 ROOT = Path(__file__).parents[2]
 COUNTS = Path(__file__).with_name("seeds.json")

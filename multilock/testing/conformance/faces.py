@@ -29,7 +29,7 @@ class Face(Protocol):
     name: str
 
     def client(self, backend: Backend, **options: Any) -> Client:
-        """Return a client of this face, which a test can use like a blocking one."""
+        """Return a client of this face, with blocking methods."""
 
     def wrap(self, value: Any) -> Any:
         """Return the argument of a callback, with the blocking interface."""

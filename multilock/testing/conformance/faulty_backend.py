@@ -180,11 +180,11 @@ class FaultyBackend:
         self._inner.open(notices)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
-        """Attempt at the inner backend, with the planned fault."""
+        """Call `attempt` of the inner backend, with the planned fault."""
         return self._ask("attempt", within, lambda: self._inner.attempt(claim, join, within), claim)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
-        """Release at the inner backend, with the planned fault."""
+        """Call `release` of the inner backend, with the planned fault."""
         return self._ask("release", within, lambda: self._inner.release(claim, granted, unsure, within), claim)
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
@@ -195,36 +195,36 @@ class FaultyBackend:
     def renew(
         self, group: Hashable, held: Sequence[Held], within: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
-        """Renew at the inner backend, with the planned fault."""
+        """Call `renew` of the inner backend, with the planned fault."""
         claims = [claim for claim, _ in held]
         return self._ask("renew", within, lambda: self._inner.renew(group, held, within), *claims)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        """Watch at the inner backend, with the planned fault."""
+        """Call `watch` of the inner backend, with the planned fault."""
         self._ask("watch", within, lambda: self._inner.watch(group, held, within))
 
     def follow(self, names: frozenset[str], within: float) -> bool:
-        """Follow at the inner backend, with the planned fault."""
+        """Call `follow` of the inner backend, with the planned fault."""
         return self._ask("follow", within, lambda: self._inner.follow(names, within))
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        """Inspect at the inner backend, with the planned fault."""
+        """Call `inspect` of the inner backend, with the planned fault."""
         return self._ask("inspect", within, lambda: self._inner.inspect(name, within))
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        """List held names at the inner backend, with the planned fault."""
+        """Call `inspect_all` of the inner backend, with the planned fault."""
         return self._ask("inspect_all", within, lambda: self._inner.inspect_all(prefix, within))
 
     def force_release(self, name: str, within: float) -> bool:
-        """Force a release at the inner backend, with the planned fault."""
+        """Call `force_release` of the inner backend, with the planned fault."""
         return self._ask("force_release", within, lambda: self._inner.force_release(name, within))
 
     def diagnose(self, within: float) -> list[Finding]:
-        """Diagnose at the inner backend, with the planned fault."""
+        """Call `diagnose` of the inner backend, with the planned fault."""
         return self._ask("diagnose", within, lambda: self._inner.diagnose(within))
 
     def ping(self, within: float) -> None:
-        """Ping at the inner backend, with the planned fault."""
+        """Call `ping` of the inner backend, with the planned fault."""
         self._ask("ping", within, lambda: self._inner.ping(within))
 
     def close(self) -> None:

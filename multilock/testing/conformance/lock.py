@@ -305,7 +305,7 @@ class LockConformance(Conformance):
         lease = other.lock(NAME).acquire()
         waiting = [background(lambda: client.lock(NAME).acquire(timeout=20).release()) for _ in range(5)]
         eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)
-        time.sleep(0.2)  # so that all of them wait
+        time.sleep(0.2)  # time in which all threads begin to wait
         info = other.inspect(NAME)
         assert info is not None
         assert info.waiting in (None, 1)

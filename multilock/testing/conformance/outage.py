@@ -100,7 +100,7 @@ class OutageConformance(Conformance):
             first = background(lambda: client.lock(NAME).acquire(timeout=20).release())
             time.sleep(0.1)
             with pytest.raises(BackendUnavailable):
-                client.lock(NAME).acquire(timeout=0.6)  # ends before the other waiter sends its request
+                client.lock(NAME).acquire(timeout=0.6)  # this call ends before its request is sent
         assert first.result(SOON)
 
     def test_a_client_starts_while_its_backend_is_down(self, make: Callable[..., Client], place: Place) -> None:

@@ -36,8 +36,8 @@ class Place:
     check more. All names of a test are below `prefix`, which no other test uses.
     """
 
-    #: A module that calls `register_backend`. The helper processes of ProcessConformance import it, since they start
-    #: afresh. A backend with an entry point does not need it.
+    #: A module that calls `register_backend`. The helper processes of ProcessConformance import it to register the
+    #: backend. A backend with an entry point does not need it.
     registered_in: ClassVar[str | None] = None
     quick_ttl: float = 1.2  #: seconds; the shortest ttl whose timing is right even on a busy machine
     calm_ttl: float = 2.0  #: seconds; the shortest ttl whose last tenth gives the lost callback time to start

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SIMULATED", "ConsulServer", "Dialer"]
 
+VERB = re.compile(rb'"Verb": ?"([a-z-]+)"')
+
 LOOKS_EVERY = 0.05  # seconds between two looks of a stopped server's reply whose time has come
 STAGGER = 16  # a blocking query takes longer than its wait, by at most the wait divided by this number
 UNITS = {"ms": 1e-3, "s": 1.0}
@@ -134,6 +136,10 @@ class ConsulServer(Server):
 
     def waiters(self, key: str, me: str) -> list[str]:
         return []  # Consul has no queue
+
+    def request(self, data: bytes) -> object:
+        head, _, body = data.partition(b"\r\n\r\n")
+        return *head.split(b" HTTP", 1)[0].split(b"/", 4)[:4], *VERB.findall(body)
 
     def pushed(self, data: bytes) -> str | None:
         return "push" if PUSHED.encode() in data else None

@@ -97,6 +97,13 @@ class EtcdServer(Server):
         claims = [claim for row, _, claim in self._contenders(key) if RESTING not in row.value]
         return [claim for claim in claims if claim != holder and claim not in self._leaving]
 
+    def request(self, data: bytes) -> object:
+        _, word, message = data.split(b" ", 2)
+        if word.decode() != calls.TXN.path:
+            return word
+        parts = wire.TxnRequest.FromString(message)
+        return len(parts.compare), *(each.ListFields()[0][0].name for each in (*parts.success, *parts.failure))
+
     def pushed(self, data: bytes) -> str | None:
         if b" watch " not in data[:16]:
             return None
@@ -492,6 +499,7 @@ class Channel:
 
     def _connect(self) -> None:
         self._is_ready = False
+        self.network.on_connect(simulation().running().process)
         link = Connection(self) if self.sim.time >= self._fails_until else None
         if link is not None:
             link.end = self.server.accept(link)

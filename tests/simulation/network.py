@@ -32,6 +32,7 @@ class Network:
         self.sockets: dict[Socket, None] = {}
         self._parted: dict[tuple[Process, Server], float] = {}  # when the partition or stall ends
         self.on_sent: Callable[[Socket, bytes], None] = lambda sock, data: None
+        self.on_connect: Callable[[Process], None] = lambda process: None
         self.on_arrived: Callable[[Socket, bytes], None] = lambda sock, data: None
 
     def dies(self, process: Process, host_too: bool) -> None:
@@ -63,6 +64,7 @@ class Network:
     def connect(self, server: Server, within: float) -> Socket:
         """Connect the running process. Raises OSError if the server is down, or if it takes ``within`` seconds."""
         process = self.sim.running().process
+        self.on_connect(process)
         delay = self.delay(process, server) + self.delay(process, server)
         self.sim.block(min(delay, within), "connect")
         if delay >= within:
@@ -123,10 +125,11 @@ class Socket(File):
         if self._error is not None:
             raise BrokenPipeError(32, "Broken pipe")
         self._may_break()
+        data = bytes(data)
         self.network.on_sent(self, data)  # a fault that follows this event may delay the data
         delay = self.network.delay(self.process, self.server)
         self._to_server = max(self._to_server + 1e-9, sim.time + delay)
-        sim.at(self._to_server, self._reaches_server, bytes(data))
+        sim.at(self._to_server, self._reaches_server, data)
 
     def recv(self, size: int) -> bytes:
         self.sim.running()

@@ -170,8 +170,9 @@ OFTEN = "quiet cuts network slow slow process process server force forget all al
 #: Backends without a network have only these faults.
 OF_LOCAL = {"pause", "kill", "close", "force", "newcomer"}
 #: About how many events of each kind a run has. ``long`` is a grant to a worker that holds it for half a ttl or more.
-#: ``handed`` means that a server has given the name to a waiter, which was not notified yet.
-EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300}
+#: ``rare`` is the 1st, 2nd, 4th, 8th and so on of the requests of one kind, for each kind. ``connects`` is the beginning
+#: of a connection. ``handed`` means that a server has given the name to a waiter, which was not notified yet.
+EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300, "rare": 40, "connects": 20}
 EVENTS |= {"handed": 20, "pushed": 30, "ending": 4, "expired": 4}
 EVENTS_OF_LOCAL = ["asked", "granted", "long", "released"]
 
@@ -292,7 +293,9 @@ def _faults(chance: random.Random, plan: Plan, has: Simulated, ttl: float) -> li
             faults.append(Fault(kind, at, process, min(seconds, 30.0), chance.randrange(1 << 30)))
     if reactive:
         for _ in range(chance.choice([0, 5, 20, 40])):
-            after = chance.choice(EVENTS_OF_LOCAL if not has.servers else [*EVENTS, "long", "long", "sent", "sent"])
+            after = chance.choice(
+                EVENTS_OF_LOCAL if not has.servers else [*EVENTS, "long", "long", "sent", "rare", "rare"]
+            )
             at = chance.expovariate(1.0) * chance.choice([base := plan.weather.base, base, base, 0.02, ttl / 4])
             # Delays of about a fifth of the ttl (the limit of a request) or about a ttl are drawn more often.
             low, high = chance.choice([(0.1, 2.5), (0.5, 1.1), (0.16, 0.21)])

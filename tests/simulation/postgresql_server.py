@@ -124,6 +124,9 @@ class PostgresqlServer(Server):
         alive = (each for each in self.store.waiters(key) if each.until > now or each.id == me)
         return [each.id for each in alive if not each.listens or each.id == me or self._is_present(each.id[:16])]
 
+    def request(self, data: bytes) -> object:
+        return tuple(f"{command[:2]}"[:30] for command in pickle.loads(data)[0])
+
     def pushed(self, data: bytes) -> str | None:
         told = pickle.loads(data)
         return told.extra.decode() if isinstance(told, Notify) and told.relname != b"multilock_changes" else None
@@ -272,6 +275,7 @@ class Libpq:
 
     def __init__(self, network: Network, server: PostgresqlServer) -> None:
         self.socket = Socket(network, server)
+        network.on_connect(self.socket.process)
         self.socket.setblocking(False)
         self.backend_pid = 0
         self.status = pq.ConnStatus.MADE  # the host accepts the connection at once, but the login takes time

@@ -338,6 +338,10 @@ class RedisServer(Server):
                 found.append(claim_of(owner))
         return found
 
+    def request(self, data: bytes) -> object:
+        words = data.split(b"\r\n", 5)
+        return words[4] if words[2] == b"EVALSHA" else words[2]
+
     def pushed(self, data: bytes) -> str | None:
         is_push = b"multilock:wake" in data and b"message" in data
         return data.rsplit(b"\r\n", 2)[1].decode("latin-1") if is_push else None

@@ -116,6 +116,10 @@ class Server:
         alive."""
         raise NotImplementedError
 
+    def request(self, data: bytes) -> object:
+        """Return the kind of the request in ``data``, which a client sends."""
+        raise NotImplementedError
+
     def pushed(self, data: bytes) -> str | None:
         """Return the claim that ``data``, which the server sends to a client, notifies of a grant. Returns None if
         ``data`` is no such message."""

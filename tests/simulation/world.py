@@ -74,7 +74,8 @@ class World:
         self.sim = Simulation(plan.seed, jitter=plan.jitter, p_switch=plan.p_switch, p_long=plan.p_long, trace=trace)
         self.network = Network(self.sim, plan.seed, plan.weather)
         self.sim.on_death = self.network.dies
-        self.network.on_sent = lambda sock, data: self.event("sent", sock.process)
+        self.network.on_sent = self._sent
+        self.network.on_connect = partial(self.event, "connects")
         self.network.on_arrived = self._arrived
         self.simulated = each = backends.simulated(plan.backend)
         self.servers = [self.new_server(each.server, f"server{number}") for number in range(each.servers)]
@@ -92,6 +93,7 @@ class World:
         self.struck: list[Fault] = []
         self._tasks: set[Any] = set()  # keeps the tasks alive, because a loop itself has only weak references to them
         self._events: Counter[str] = Counter()
+        self._requests: Counter[object] = Counter()
         self._after: dict[tuple[str, int], list[Fault]] = {}
         for fault in plan.faults:
             self._after.setdefault((fault.after, fault.nth), []).append(fault)
@@ -140,6 +142,13 @@ class World:
         if key.startswith(PREFIX):
             self.event("expired", self._process(self._events["expired"]))
 
+    def _sent(self, sock: Socket, data: bytes) -> None:
+        self.event("sent", sock.process)
+        kind = sock.server.request(data)
+        number = self._requests[kind] = self._requests[kind] + 1
+        if not number & (number - 1):  # 1, 2, 4, 8 and so on, so that rare requests get as many faults as frequent ones
+            self.event("rare", sock.process)
+
     def _arrived(self, sock: Socket, data: bytes) -> None:
         # the claim id if these bytes are only a hint; for a grant, more words follow
         if claim := sock.server.pushed(data):
@@ -154,7 +163,7 @@ class World:
             if self.sim.time >= START + self.plan.seconds:
                 return
             victim = process if fault.process < 0 else self._process(fault.process)
-            if fault.kind == "late_request" and kind == "sent":
+            if fault.kind == "late_request" and kind in ("sent", "rare"):
                 faults.strike(self, fault, victim)  # at once, so that the fault hits the request that is being sent
             else:
                 self.sim.after(fault.at, faults.strike, self, fault, victim)

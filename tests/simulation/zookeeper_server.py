@@ -516,6 +516,9 @@ class ZooKeeperServer(Server):
         ending = [_contender(path) for path in self._ending if parent_of(path)[1:] == key]
         return [one.claim for one in queue[self._holding(queue) :] if one not in ending]
 
+    def request(self, data: bytes) -> object:
+        return data[8:12], len(data) // 32  # the number of the operation, and about what it contains
+
     def pushed(self, data: bytes) -> str | None:
         """Return the claim whose node was deleted."""
         xid, _, _ = HEADER.unpack_from(data, 4) if len(data) > 28 else (0, 0, 0)

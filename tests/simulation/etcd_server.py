@@ -305,10 +305,10 @@ class EtcdServer(Server):
             self.store.compact()
 
     def delete(self, key: str) -> None:
-        """Delete the oldest key of a name, or all its keys."""
+        """Delete one key of a name, or all its keys."""
         contenders = self._contenders(key)
         if contenders and self.random.random() < 0.5:
-            self.store.delete(contenders[0][0].key)
+            self.store.delete(self.random.choice(contenders)[0].key)
         else:
             self.store.delete(f"{key}/".encode(), f"{key}0".encode())
 

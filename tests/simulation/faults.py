@@ -164,6 +164,8 @@ def evict(world: World, fault: Fault, process: Process) -> None:
     name = "ab"[fault.choice % 2]
     if server := world.group.keeper(name):
         world.oracles.excuse(name if server.keeps_tokens else None)
+        for claim in server.holders(world.key(name)):
+            world.event_of("forced", claim)
         server.delete(world.key(name))
 
 

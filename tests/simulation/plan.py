@@ -159,8 +159,8 @@ PROFILES = {
     "slow": ("part cut", "part part pause late_request late_reply"),
     "process": ("pause pause kill close", "pause pause pause kill newcomer"),
     "server": ("stop_server restart flush_scripts cut_all", "stop_server restart"),
-    "forget": ("forget force step_clock pause evict", "force evict pause"),
-    "force": ("force", "force force part"),
+    "forget": ("forget force step_clock pause evict", "force force evict evict pause cut cut_all newcomer"),
+    "force": ("force", "force force part cut cut_all"),
     "all": (
         "part cut cut_all pause pause kill close stop_server restart flush_scripts",
         "part pause lose_reply late_request late_reply newcomer cut",
@@ -169,11 +169,14 @@ PROFILES = {
 OFTEN = "quiet cuts network slow slow process process server force forget all all"
 #: Backends without a network have only these faults.
 OF_LOCAL = {"pause", "kill", "close", "force", "newcomer"}
-#: About how many events of each kind a run has. ``long`` is a grant to a worker that holds it for half a ttl or more.
-#: ``rare`` is the 1st, 2nd, 4th, 8th and so on of the requests of one kind, for each kind. ``connects`` is the beginning
-#: of a connection. ``handed`` means that a server has given the name to a waiter, which was not notified yet.
+#: About how many events of each kind a run has.
+#: ``long``: a grant to a worker that holds it for half a ttl or more.
+#: ``rare``: the 1st, 2nd, 4th, 8th and so on of the requests of one kind, for each kind of request.
+#: ``connects``: the beginning of a connection.
+#: ``handed``: a server has given the name to a waiter, which was not notified yet.
+#: ``forced``: an operator has ended a lock, whose holder was not notified yet.
 EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300, "rare": 40, "connects": 20}
-EVENTS |= {"handed": 20, "pushed": 30, "ending": 4, "expired": 4}
+EVENTS |= {"handed": 20, "pushed": 30, "ending": 4, "expired": 4, "forced": 4}
 EVENTS_OF_LOCAL = ["asked", "granted", "long", "released"]
 
 

@@ -119,6 +119,7 @@ class World:
             for each in [server] if keeper else self.servers:
                 for held in each.holders(key):
                     self.oracles.forced.setdefault(held, self.sim.time)
+                    self.event_of("forced", held)
             self.oracles.excuse(name)
         if server is not keeper:
             return lambda: None
@@ -132,9 +133,8 @@ class World:
                 own = owner == sender
                 if not own or kind != "barge":
                     self.oracles.tell("given", key, owner, waiting, own)
-                for each in self.clients.values():
-                    if not own and owner.startswith(each.kernel.client):
-                        self.event("handed", each.process)
+                if not own:
+                    self.event_of("handed", owner)
 
         return executed
 
@@ -167,6 +167,12 @@ class World:
                 faults.strike(self, fault, victim)  # at once, so that the fault hits the request that is being sent
             else:
                 self.sim.after(fault.at, faults.strike, self, fault, victim)
+
+    def event_of(self, kind: str, claim: str) -> None:
+        """Count an event of the process to which a claim belongs."""
+        for each in self.clients.values():
+            if claim.startswith(each.kernel.client):
+                self.event(kind, each.process)
 
     def _process(self, number: int) -> Process:
         return self.sim.processes[number % len(self.sim.processes)]

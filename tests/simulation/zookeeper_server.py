@@ -616,12 +616,12 @@ class ZooKeeperServer(Server):
         member.up = True
 
     def delete(self, key: str) -> None:
-        """Delete the first node of a name, or all its nodes and their parent."""
+        """Delete one node of a name, or all its nodes and their parent."""
         node = self.leader.store.nodes.get(f"/{key}")
         if node is not None and self.up:
-            children = sorted(node.children, key=lambda child: child[-10:])
-            paths = [f"/{key}/{child}" for child in children]
-            for path in [*paths, f"/{key}"] if self.random.random() < 0.5 else paths[:1]:
+            paths = [f"/{key}/{child}" for child in sorted(node.children)]
+            one = self.random.choice(paths) if paths and self.random.random() < 0.5 else None
+            for path in [one] if one else [*paths, f"/{key}"]:
                 self.forced.add(path)
                 self._order(DELETE, written(path.encode()) + b"\xff" * 4, 0, 0)
 

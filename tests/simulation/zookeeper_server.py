@@ -619,9 +619,10 @@ class ZooKeeperServer(Server):
         """Delete one node of a name, or all its nodes and their parent."""
         node = self.leader.store.nodes.get(f"/{key}")
         if node is not None and self.up:
-            paths = [f"/{key}/{child}" for child in sorted(node.children)]
-            one = self.random.choice(paths) if paths and self.random.random() < 0.5 else None
-            for path in [one] if one else [*paths, f"/{key}"]:
+            children = sorted(node.children, key=lambda child: child[-10:])
+            paths = [f"/{key}/{child}" for child in children]
+            number = int((1.0 - self.random.random()) * 2 * len(paths))
+            for path in paths[number : number + 1] or [*paths, f"/{key}"]:
                 self.forced.add(path)
                 self._order(DELETE, written(path.encode()) + b"\xff" * 4, 0, 0)
 

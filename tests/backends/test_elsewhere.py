@@ -1,4 +1,4 @@
-"""If a URL leads to another service, or to a TLS port although it uses no TLS, the error says so."""
+"""If a URL leads to another service, or to a TLS port without using TLS, the error says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An interrupt at any point of a request leaves no internal lock taken, and no place in a pool used up."""
+"""An interrupt at any point of a request leaves no internal lock taken, and no connection of a pool in use."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class Driven(ByHand):
 
 
 def has_no_session(kind: str, backend: Any) -> None:
-    """Let the next request to ZooKeeper create a session. On the other backends a claim with a new ttl needs a new
-    session in any case."""
+    """Let the next request to ZooKeeper create a session. On other backends a claim with a new ttl needs one anyway."""
     if kind == "zookeeper":
         backend._recipe._transport._session = None
 
@@ -69,7 +68,7 @@ def test_an_interrupt_at_any_point_around_a_fork_leaves_the_file_usable() -> Non
 
     moment = 1
     while interrupted(fork, moment, sqlite):
-        sqlite._after_in_parent()  # Python calls the remaining fork hooks even if one of them raises
+        sqlite._after_in_parent()  # Python calls all fork hooks even if one of them raises
         assert not sqlite._opening.locked()
         moment += 1
     assert moment > 10

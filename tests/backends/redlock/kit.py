@@ -25,7 +25,7 @@ WITHIN = 10.0
 
 
 class Contender:
-    """One client, which can be cut off from single servers while other clients still reach them."""
+    """One client that can be cut off from single servers, which other clients still reach."""
 
     def __init__(self, servers: RedisServers, *, guard: float = 0.0, **options: object) -> None:
         self.servers = len({member.url for member in servers.members})
@@ -41,12 +41,11 @@ class Contender:
             self.connect()
 
     def connect(self) -> None:
-        """Open a connection to each server that is not cut off. Without these connections the first request might reach
-        only some servers."""
+        """Connect to each server that is not cut off, so that the first request reaches all of them."""
         fan = self.backend.rounds.pool.take()
         until = now() + WITHIN
         reached = min(self.servers, len(self.proxies) - len(self.cut))
-        fan.look(0)  # this notices connections that have ended, which would otherwise count as open
+        fan.look(0)  # find connections that have ended
         while fan.connected() < reached and now() < until:
             fan.look(0.005)
         self.backend.rounds.give(fan)
@@ -73,7 +72,7 @@ class Contender:
         self.give_back(held[0])
 
     def listen(self) -> None:
-        """Subscribe at each server. After that, a claim can join the queue of each server by one request."""
+        """Subscribe at each server, so that a claim can join each queue by one request."""
 
         def listens() -> bool:
             self.backend.servers.listen()
@@ -90,21 +89,21 @@ class Contender:
         return [view.state.value for view in self.evidence(claim).views]
 
     def settle(self, claim: Claim) -> None:
-        """Wait for the replies to all requests of this claim. A call returns earlier, once a majority has replied."""
+        """Wait for the replies to all requests of this claim, because a call returns once a majority has replied."""
         evidence = self.evidence(claim)
         eventually(lambda: not evidence.pending(), within=WITHIN)
 
     def keep_its_votes(self) -> None:
-        """Keep a waiter with a minority of votes from giving its votes up. On an overloaded machine it could give up
-        before the notification of the next server arrives."""
+        """Keep a waiter with a minority from giving its votes up. On an overloaded machine it could do so before the
+        next server's notification arrives."""
         self.backend.rounds._later = lambda evidence, now: None  # type: ignore[method-assign]
 
     def release(self, claim: Claim, *, unsure: bool = False) -> Any:
         return self.backend.release(claim, None, unsure, WITHIN)
 
     def give_back(self, claim: Claim, *, unsure: bool = False) -> None:
-        """Release as the kernel does, repeatedly until there is a reply. Then wait until each server has confirmed the
-        release."""
+        """Repeat the release until there is a reply, as the kernel does. Then wait until each server has confirmed
+        it."""
 
         def given_back() -> bool:
             try:
@@ -141,7 +140,7 @@ class Contender:
 
 
 def holders(servers: RedisServers, name: str = "a") -> list[str]:
-    """Return for each server the id that holds the name there, or an empty text."""
+    """Return for each server the id of the holder, or an empty text."""
     found = []
     for member in servers.members:
         with redis.Redis(port=member.port) as bare:

@@ -1,4 +1,4 @@
-"""The clerk, which repeats releases that a server has not confirmed: how many it sends at once, and when."""
+"""The clerk (the background thread) repeats unconfirmed releases: how many it sends at once, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single claims on several servers: which votes they get, and what they leave at the servers."""
+"""Single claims on several servers: which votes they get, and which entries remain at the servers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_majority_of_servers_grants_the_lock_and_a_minority_does_not(contend: 
     claim, _ = us.take()
     refused = them.attempt(them.claim())
     assert isinstance(refused, Busy)
-    assert refused.spent  # the claim got the vote of one server, which must be returned first
+    assert refused.spent  # the claim got the vote of one server, and must be released first
     assert holders(servers)[:2] == [claim.id, claim.id]
 
 
@@ -94,7 +94,7 @@ def test_acquire_does_not_wait_for_replies_that_cannot_change_the_result(contend
     began = now()
     claim, _ = us.take()
     us.release(claim)
-    assert now() - began < 2.5  # it does not wait three seconds for the silent server
+    assert now() - began < 2.5  # it does not wait three seconds for the missing reply
 
 
 def test_a_refusal_by_a_majority_does_not_wait_for_the_other_replies(contend: Contend) -> None:
@@ -104,7 +104,7 @@ def test_a_refusal_by_a_majority_does_not_wait_for_the_other_replies(contend: Co
     us.proxies[1].black_hole()
     began = now()
     assert isinstance(us.attempt(us.claim(ttl=100.0)), Busy)
-    assert now() - began < 5.0  # it does not wait ten seconds for the silent server
+    assert now() - began < 5.0  # it does not wait ten seconds for the missing reply
 
 
 def test_all_servers_are_asked_at_the_same_time(contend: Contend, servers: RedisServers) -> None:
@@ -150,7 +150,7 @@ def test_a_reply_that_is_late_for_its_round_still_counts_and_keeps_its_connectio
     late = [proxy.hold_request(claim.id.encode()) for proxy in us.proxies]
     with pytest.raises(BackendUnavailable):
         us.attempt(claim)  # the round of requests ends after 0.25 s
-    time.sleep(0.35)  # a connection that was closed with the round would be closed by now
+    time.sleep(0.35)  # long enough for the connection to be closed, if the round closed it
     for each in late:
         each.release()
     eventually(lambda: us.states(claim) == ["votes"] * 3, within=WITHIN)
@@ -290,8 +290,7 @@ def test_a_lost_reply_to_a_release_never_reports_a_lost_lock(contend: Contend) -
     us.settle(claim)
     for proxy in us.proxies[:2]:
         proxy.drop_reply(claim.id.encode())
-    # While this server delays its reply, the clerk repeats the release at the two other servers, which have nothing
-    # left to release.
+    # While this server delays its reply, the release is repeated at the two others, which have nothing left to release.
     us.proxies[2].delay(1.0)
     with pytest.raises(BackendUnavailable) as silence:
         us.release(claim)
@@ -299,7 +298,7 @@ def test_a_lost_reply_to_a_release_never_reports_a_lost_lock(contend: Contend) -
 
 
 def test_a_server_whose_uptime_is_not_known_receives_no_acquire(contend: Contend) -> None:
-    """Otherwise the kernel would have to cancel the claim there for minutes, and would log a warning for each claim."""
+    """If it received one, the kernel would have to cancel the claim there for minutes, and would log a warning."""
     us = contend()
     us.proxies[0].black_hole()
     with pytest.raises(BackendUnavailable) as silence:
@@ -308,7 +307,7 @@ def test_a_server_whose_uptime_is_not_known_receives_no_acquire(contend: Contend
 
 
 def test_a_renewal_counts_although_newer_replies_arrived_first(contend: Contend) -> None:
-    """Newer replies arrive if at the same time the clerk asks for a missing vote, or the watchdog renews."""
+    """Newer replies may come because the clerk asks for a missing vote, or the watchdog renews."""
     us = contend()
     claim, granted = us.take()
     us.settle(claim)
@@ -393,7 +392,7 @@ def test_a_renewal_loses_a_lease_that_only_a_minority_keeps(contend: Contend, se
 
 
 def test_a_server_that_granted_the_lease_again_reports_its_next_loss(contend: Contend, servers: RedisServers) -> None:
-    """Servers lose their votes one after the other, while a majority always keeps its votes."""
+    """Servers lose the lease one after the other, while a majority always keeps it."""
     us = contend()
     held = us.take()
     us.settle(held[0])
@@ -403,8 +402,7 @@ def test_a_server_that_granted_the_lease_again_reports_its_next_loss(contend: Co
     for which in range(3):
         with redis.Redis(port=servers.members[which].port) as bare:
             bare.delete("multilock/a")
-        # Wait for `lost_at`, and not for the state of the view. The clerk may ask for the vote again before the test
-        # reads the state.
+        # Wait for `lost_at`, because the clerk may restore the state of the view before the test reads it.
         eventually(lambda at=standing.views[which]: at.lost_at > 0, within=WITHIN)  # type: ignore[misc]
         standing.views[which].lost_at = -(10**12)  # long ago
         [renewed] = us.renew(held)
@@ -474,7 +472,7 @@ def test_the_later_of_two_claims_gives_its_votes_up(contend: Contend, servers: R
     assert isinstance(granted, Granted)
     assert granted.token
     first.settle(claims[0])
-    # Two votes are enough. The third server gives its vote once the last claim has given it up.
+    # Two votes are enough. The third server votes once the last claim has given its vote up.
     eventually(lambda: holders(servers) == [claims[0].id] * 3, within=WITHIN)
 
 
@@ -510,7 +508,7 @@ def test_a_token_never_falls_back_after_another_holder(contend: Contend) -> None
     us.backend.force_release("a", WITHIN)
     until = now() + 4 * WITHIN
     while not isinstance(granted := them.attempt(theirs := them.claim()), Granted):
-        them.give_back(theirs)  # on a busy machine, the replies of a round may be too late
+        them.give_back(theirs)  # on a busy machine, replies may be too late for the round
         assert now() < until
     them.settle(theirs)
     them.give_back(theirs)
@@ -587,8 +585,7 @@ def test_inspect_reports_the_state_of_a_majority(contend: Contend, servers: Redi
     info = us.backend.inspect("a", WITHIN)
     assert info is not None
     assert info.owner == claim.owner
-    # The two other servers may have different tokens, because one of them may have voted after a majority had agreed on
-    # a token.
+    # The two other servers may have different tokens, because one may have voted after the majority's agreement.
     assert info.token in (granted.token, None)
     assert us.backend.inspect("stray", WITHIN) is None
     assert [each.name for each in us.backend.inspect_all("", WITHIN)] == ["a"]

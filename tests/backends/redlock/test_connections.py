@@ -1,5 +1,5 @@
-"""The fan, with one connection to each server: which thread handles the replies, and what a call that ends early leaves
-behind."""
+"""The fan (one connection to each server): which thread handles the replies, and which effects a call has that ends
+early."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def lane_of(wire: Any, now: Callable[[], float]) -> tuple[Fan, Lane]:
 
 
 def test_sending_a_request_handles_no_reply() -> None:
-    """The sending thread holds the lock of its claim. To handle a reply to another claim it would need that claim's
-    lock, and might deadlock."""
+    """The sending thread holds the lock of its claim. A reply may need another claim's lock, and waiting for it could
+    be a deadlock."""
     wire: Wire | Broken = Broken()
     fan, lane = lane_of(wire, lambda: 0.0)
     handled: list[Any] = []
@@ -225,7 +225,7 @@ def test_callers_never_make_connections_themselves(contend: Contend, monkeypatch
 def test_a_connection_that_is_dropped_while_it_is_made_ends_no_thread(
     contend: Contend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backend that is opened again drops all connections, including those that a thread is making."""
+    """A backend that is opened again also drops connections that a thread is making."""
     dropped: list[Wire] = []
     connect = Guarded.connect
 
@@ -244,8 +244,7 @@ def test_a_connection_that_is_dropped_while_it_is_made_ends_no_thread(
 
 
 def test_a_try_that_does_not_join_leaves_nothing_in_any_queue(contend: Contend) -> None:
-    """The client has a subscription, so the claim could join the queues. But its request does not ask for that
-    (``Joins.NO``)."""
+    """The client is subscribed, so the claim could join the queues, but its request says ``Joins.NO``."""
     them, us = contend(), contend()
     held, _ = them.take()
     them.settle(held)
@@ -281,7 +280,7 @@ def held_back(proxies: list[FaultProxy]) -> list[Fault]:
 
 
 def nothing_comes_of(faults: list[Fault], servers: RedisServers) -> None:
-    """Let the servers execute the delayed requests now, and check that everything that these acquire is released."""
+    """Let the servers execute the delayed requests now, and check that no lock remains."""
     for fault in faults:
         fault.release()
     eventually(lambda: holders(servers) == [""] * 3, within=WITHIN)
@@ -291,7 +290,7 @@ def nothing_comes_of(faults: list[Fault], servers: RedisServers) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a client more time for its last requests at close(), because an overloaded machine connects slowly."""
+    """Give a client more time for its last requests at close(), for an overloaded machine."""
     for module in (background_thread, fan_module):
         monkeypatch.setattr(module, "LAST_WORDS", WITHIN)
 

@@ -1,4 +1,4 @@
-"""How a name moves from one claim to the next on several servers, and which events undo that."""
+"""A name is handed over from one claim to the next on several servers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def waits(contender: Contender, claim: Claim | None = None) -> Claim:
     claim = claim or contender.claim()
 
     def stands() -> bool:
-        """Send an attempt, and return True if the claim waits at all servers. The caller repeats it, because on an
-        overloaded machine a server may be silent for a moment."""
+        """Send an attempt, and return True if the claim waits at all servers. The caller repeats this, because a reply
+        may be missing on an overloaded machine."""
         assert isinstance(contender.attempt(claim, join=True), Busy)
         contender.settle(claim)
         return contender.states(claim) == ["waits"] * 3
 
     eventually(stands, within=WITHIN)
     contender.listen()
-    eventually(stands, within=WITHIN)  # by now every server can notify the waiter
+    eventually(stands, within=WITHIN)  # every server can then notify the waiter
     return claim
 
 
@@ -60,8 +60,8 @@ def test_a_handover_has_one_stamp_and_needs_no_further_round(contend: Contend) -
 
 
 def test_a_free_lock_takes_two_requests_for_each_server(contend: Contend, servers: RedisServers) -> None:
-    """An uncontended acquire and its release take two requests for each server. If the lock is handed over to a waiter,
-    its acquire and release together take at most two requests more, over all servers."""
+    """Without contention, acquire and release take two requests for each server. With a handover, they take at most two
+    more in all."""
     former, us = contend(), contend()
     former.teach()
     us.listen()
@@ -89,8 +89,7 @@ def test_a_free_lock_takes_two_requests_for_each_server(contend: Contend, server
 
 
 def test_a_look_after_a_handover_asks_only_servers_that_did_not_report_it(contend: Contend) -> None:
-    """When a minority of servers has reported its votes, a timer starts. The votes of the other servers arrive before
-    the timer ends."""
+    """When a minority has reported its votes, a timer starts. The other votes arrive before it ends."""
     us = contend()
     claim, _ = hand_over(contend(), us)
     eventually(lambda: us.states(claim) == ["votes"] * 3, within=WITHIN)
@@ -105,7 +104,7 @@ def test_a_look_after_a_handover_asks_only_servers_that_did_not_report_it(conten
 
 
 def test_a_round_uses_replies_that_another_thread_reads(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread reads the replies just after this thread has found that they are missing."""
+    """Another thread reads the replies just after this thread has found them missing."""
     us = contend()
     rounds, evidence = us.backend.rounds, us.backend.rounds.enter(us.claim())
     assert evidence is not None
@@ -132,8 +131,7 @@ def test_a_round_uses_replies_that_another_thread_reads(contend: Contend, monkey
 
 
 def test_claims_with_a_minority_give_way_and_one_of_them_gets_the_name(contend: Contend, servers: RedisServers) -> None:
-    """Each of three claims has the vote of one server. Each then sends one attempt, which gives this vote up, and no
-    further request."""
+    """Each of three claims has the vote of one server. Each then sends only one request, which gives this vote up."""
     contenders = [contend() for _ in range(3)]
     arrived = time.time_ns() // 1000
     claims = [each.claim(arrived=arrived + n) for n, each in enumerate(contenders)]

@@ -1,4 +1,4 @@
-"""Requests without a reply, and requests that arrive late: raised stamps, votes for a holder, repeated releases."""
+"""Requests that arrive late or get no reply: raised stamps, votes for a holder, and repeated releases."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def before(proxies: list[FaultProxy]) -> str:
 
 
 def make_stamps_differ(servers: RedisServers) -> int:
-    """Let the servers give different stamps to the next claim, so that it must raise them to one number. Return the
+    """Let the servers give different stamps to the next claim, so that it must raise them to one number. Returns the
     greatest stamp."""
     ahead = time.time_ns() // 1000 + 10**9
     for n, member in enumerate(servers.members):
@@ -58,8 +58,7 @@ def executed(servers: RedisServers) -> list[int]:
 
 
 def hold_a_bare_majority(us: Contender) -> tuple[Claim, Granted]:
-    """Acquire a lease while the third server is cut off. Return it after the client has connected to that server
-    again."""
+    """Acquire a lease while the third server is cut off, and connect to that server again. Returns the lease."""
     us.teach()
     us.cut_off(2)
     held = us.take()
@@ -89,7 +88,7 @@ def test_lost_replies_to_a_raise_leave_one_token_and_no_lease(
 
 
 def test_a_raise_has_as_much_time_as_a_round(contend: Contend) -> None:
-    """The first two replies have shortened the round. Then the third reply shows that the stamps differ."""
+    """The first two replies shorten the round. Then the third reply shows that the stamps differ."""
     us = contend()
     rounds, fan = us.backend.rounds, us.backend.rounds.pool.take()
     evidence, sent = rounds.enter(us.claim()), now()
@@ -157,7 +156,7 @@ def test_a_lost_reply_to_a_top_up_is_no_vote_and_leaves_nothing(contend: Contend
     assert holders(servers) == [held[0].id] * 3
     us.reach(2)
     assert isinstance(us.renew(held)[0], Granted)
-    # The third server reports that it has the lease after all.
+    # the third server also reports a vote
     eventually(lambda: us.states(held[0]) == ["votes"] * 3, within=WITHIN)
     us.give_back(held[0])
     assert holders(servers) == FREE

@@ -1,4 +1,4 @@
-"""A table of events, with the meaning of each reply for one claim. The tests need neither servers nor a clock."""
+"""The meaning of each reply and notification for one claim. The tests need neither servers nor a clock."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_a_renewal_followed_by_a_newer_refusal_is_not_a_vote() -> None:
     told.ask(0, 600, TAKEN)
     assert not told.renewed(0, 500, True)
     assert told.pushed(0, 600, 1_000_000, 8)
-    # A late renewal would extend the vote, but the notification shows that the vote has ended.
+    # The late renewal would extend the vote, but the notification has shown that the vote ended.
     assert not told.renewed(0, 500, True)
 
 

@@ -1,4 +1,4 @@
-"""Clients on servers that die, restart without data, are slow, or are absent for long."""
+"""Clients of servers that die, restart without data, are slow, or are down for long."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def client(five: RedisServers) -> Iterator[Client]:
 
 def test_locks_continue_to_work_when_two_of_five_servers_are_killed(five: RedisServers, client: Client) -> None:
     def all_have_it() -> bool:
-        lease.renew()  # the client asks a silent server again only after a moment
+        lease.renew()  # the client waits a moment before it asks the server again
         return all(holders(five, escape(NAME)))
 
     with client.lock(NAME) as lease:
@@ -106,7 +106,7 @@ def test_a_server_that_lost_its_data_counts_only_after_its_former_grants_ended(
 ) -> None:
     us, them = contend(three, ttl=60.0), contend(three, guard=guard, ttl=60.0)
     for endpoint in them.backend._endpoints[::2]:
-        endpoint.guard = 0.0  # let these servers count as up for long enough
+        endpoint.guard = 0.0  # let the votes of these servers count at once
     us.cut_off(2)
     ours, granted = us.take(us.claim(ttl=60.0))
     three.members[1].restart()

@@ -22,7 +22,7 @@ def url(path: Path) -> str:
 
 @pytest.fixture
 def common() -> Iterator[Path]:
-    """Return a directory that every user can enter. Directories of pytest are open to one user only."""
+    """Return a directory that every user can enter, unlike those of pytest."""
     directory = Path(tempfile.mkdtemp(prefix="multilock-test-"))
     directory.chmod(0o755)
     yield directory

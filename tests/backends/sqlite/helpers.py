@@ -60,8 +60,8 @@ def wait_fairly(url: str) -> None:
 
 
 def count(url: str, file: str, rounds: str) -> None:
-    """Increment the number in a file repeatedly, each time under the lock. If two processes held the lock at the same
-    time, an increment could be lost."""
+    """Increment the number in a file repeatedly, each time under the lock. A lost increment shows that two processes
+    held it."""
     path = Path(file)
     with multilock.connect(url) as client:
         lock = client.lock("n")
@@ -99,8 +99,8 @@ def wait_by_a_mount(source: str, at: str, file: str) -> None:
 
 
 def wait_for_messages(url: str) -> None:
-    """Print the name of the client's FIFO, and wait for a lock. Only a message can wake the waiter, because it never
-    reads the file by a timer."""
+    """Print the name of the client's FIFO, and wait for a lock. Only a message can wake the waiter, because it does not
+    poll."""
     _never_look_by_a_timer()
     with multilock.connect(url) as client:
         say("waiting", client._kernel.client)
@@ -114,8 +114,8 @@ def _never_look_by_a_timer() -> None:
 
 
 def fork_while_waiting(url: str) -> None:
-    """Fork while a thread waits for the lock, and let the child wait too. Both print what they find. Then this process
-    kills itself, and the child prints whether the FIFO still has a reader."""
+    """Fork while a thread waits for the lock, and let the child wait too. Then this process kills itself, and the child
+    prints whether the FIFO still has a reader."""
     _never_look_by_a_timer()
     client, holder = multilock.connect(url), multilock.connect(url)
     lease = holder.lock("n").acquire()
@@ -163,8 +163,8 @@ def try_with_few_files(url: str) -> None:
 
 
 def apart(function: str, *arguments: str) -> None:
-    """Call ``function`` in the first process of a new pid namespace, which has its own mounts. The new process dies
-    with the calling process."""
+    """Call ``function`` in the first process of a new pid namespace with separate mounts. That process dies with the
+    calling process."""
     libc = ctypes.CDLL(None, use_errno=True)
     me = os.geteuid()
     if libc.unshare(CLONE_NEWNS | CLONE_NEWPID) != 0:
@@ -198,7 +198,7 @@ def try_once_by_a_mount(source: str, at: str, file: str = "") -> None:
 
 
 def try_once_under_a_boot_id_of_its_own(url: str, file: str) -> None:
-    """Try the lock under a different boot id. systemd-nspawn gives each container its own boot id."""
+    """Try the lock under a different boot id, as in a container of systemd-nspawn."""
     before = host.boot_id()
     Path(file).write_text("6d756c74-696c-6f63-6b00-000000000000\n")
     subprocess.run(["mount", "--bind", file, "/proc/sys/kernel/random/boot_id"], check=True)
@@ -207,7 +207,7 @@ def try_once_under_a_boot_id_of_its_own(url: str, file: str) -> None:
 
 
 def fill_the_disk(directory: str) -> None:
-    """Hold a lock and fill the disk. Then make different calls and print the result of each."""
+    """Hold a lock, fill the disk, and print the results of different calls."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", directory], check=True)
     with multilock.connect(f"sqlite://{directory}/locks.db", ttl=30) as client:
         lease = client.lock("held").acquire()
@@ -264,8 +264,7 @@ time.sleep(float(sys.argv[2]))
 def block(url: str, seconds: float) -> subprocess.Popen[bytes]:
     """Start another program that holds the write lock for ``seconds``.
 
-    A forked child could not be that program, because SQLite in the child would believe that it has the locks of the
-    parent.
+    This is no forked child, because SQLite in a child would believe that it has the locks of the parent.
     """
     command = [sys.executable, "-c", BLOCK, url.removeprefix("sqlite://"), str(seconds)]
     blocker = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -300,8 +299,8 @@ def fork_while_asking(url: str) -> None:
 
 
 def fork_while_another_file_is_locked(locked: str, healthy: str) -> None:
-    """Fork while another program locks one file. Print how long the fork took, how long the slowest request to the
-    other file took meanwhile, and whether the lease in that file survived."""
+    """Fork while another program locks one file. Print how long the fork and the slowest request to another file took,
+    and whether the lease in that other file survived."""
     slow, client = multilock.connect(locked, request_timeout=5), multilock.connect(healthy, ttl=3)
     slow.ping()
     lease = client.lock("n").acquire()
@@ -345,8 +344,7 @@ def _is_asked(file: tuple[int, int]) -> bool:
 
 
 def fork_often(url: str, times: str) -> None:
-    """Fork repeatedly while other threads send requests all the time. Every child must work, and no fork may wait
-    long."""
+    """Fork repeatedly while other threads send requests. Every child must work, and no fork may wait long."""
     client = multilock.connect(url)
     done = threading.Event()
 
@@ -389,7 +387,7 @@ def fork_inside_a_request(url: str) -> None:
 
 
 def fork_by_c_code(url: str) -> None:
-    """Fork by C code, so that Python calls none of its fork hooks."""
+    """Fork by C code, which does not call Python's fork hooks."""
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     asker.hold(asker.claim())
     pid = ctypes.PyDLL(None).fork()
@@ -405,8 +403,8 @@ def fork_by_c_code(url: str) -> None:
 
 
 def die_at_every_statement(url: str) -> None:
-    """Fork children, one after the other. The first kills itself at its first SQL statement, the second at its second
-    one, and so on. Print how many children killed themselves, and the last token."""
+    """Fork children in turn. The first kills itself at its first SQL statement, the second at its second one, and so
+    on. Print the number of killed children and the last token."""
     deaths, token = 0, 0
     while True:
         children, pid = os.pipe(), os.fork()
@@ -493,7 +491,7 @@ def interrupt_often(url: str, times: str) -> None:
 
 
 def end_the_main_thread() -> None:
-    """End the main thread. The process continues in another thread, while /proc shows its first thread as a zombie."""
+    """End the main thread. The process continues in another thread, but /proc shows its first thread as a zombie."""
 
     def go_on() -> None:
         while Path(f"/proc/{os.getpid()}/stat").read_text().split()[2] != "Z":
@@ -507,8 +505,8 @@ def end_the_main_thread() -> None:
 
 
 def daemon_of_c_code(url: str) -> None:
-    """Call daemon(3) between connect() and the first request. daemon(3) forks and ends the parent, and Python does not
-    notice the fork."""
+    """Call daemon(3) between connect() and the first request. It forks and ends the parent, which Python does not
+    notice."""
     client = multilock.connect(url, ttl=30)
     ctypes.PyDLL(None).daemon(1, 1)
     with client.lock("n"):
@@ -518,8 +516,7 @@ def daemon_of_c_code(url: str) -> None:
 
 
 def end_inside_a_request(url: str) -> None:
-    """Kill this process inside a transaction. A child that it forked before lives on, with all inherited
-    descriptors."""
+    """Kill this process inside a transaction. A child that was forked before keeps all inherited descriptors."""
     multilock_sqlite.transport.FORK_WAIT = 0.1
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     with asker.backend._database.request(5) as sql, transaction(sql):  # type: ignore[attr-defined]
@@ -531,7 +528,7 @@ def end_inside_a_request(url: str) -> None:
 
 
 def count_and_read(url: str, file: str, rounds: str) -> None:
-    """Increment the number in the file, and meanwhile read the files of the lock repeatedly, as a backup does."""
+    """Increment the number in the file, and read the files of the lock meanwhile, as a backup does."""
     path = url.removeprefix("sqlite://")
 
     def read() -> None:
@@ -552,7 +549,8 @@ def count_anew(url: str, file: str, rounds: str) -> None:
 
 
 def count_in_threads(url: str, file: str, threads: str, rounds: str) -> None:
-    """Increment the number in several threads, each with its own client, and read the files of the lock meanwhile."""
+    """Increment the number in several threads, each with a separate client, and read the files of the lock
+    meanwhile."""
     counters = [threading.Thread(target=count_and_read, args=(url, file, rounds)) for _ in range(int(threads))]
     for counter in counters:
         counter.start()
@@ -564,8 +562,8 @@ def count_in_threads(url: str, file: str, threads: str, rounds: str) -> None:
 def fork_while_closing(url: str) -> None:
     """Fork while another thread closes a connection and releases its locks.
 
-    The child prints whether the other thread had finished before the fork, and how many descriptors of the files the
-    child has.
+    The child prints whether the other thread had finished before the fork, and how many descriptors of the files it
+    has.
     """
     client = multilock.connect(url)
     client.ping()

@@ -77,8 +77,7 @@ class TestSqlite(SharedRules):
     def test_places_end_after_their_liveness_if_nobody_can_write(
         self, one: Asker, two: Asker, path: Path, clock: Clock, stopped: bool
     ) -> None:
-        """If a process is stopped in the middle of a transaction, no waiter can send its heartbeat, so places expire. A
-        process that is stopped at another time does not affect the places of others."""
+        """If a process is stopped in a transaction, no waiter can send its heartbeat, so places expire."""
         early, late, held = one.claim(fair=True), two.claim(fair=True), one.claim()
         granted = one.hold(held)
         one.wait(early)
@@ -176,7 +175,7 @@ class TestSqlite(SharedRules):
         self, one: Asker, two: Asker, monkeypatch: pytest.MonkeyPatch, permits: int
     ) -> None:
         """A waiter reads the file twice without a transaction. The first read may find all permits taken, and the
-        second one no holder."""
+        second none."""
         held = [one.permit(permits) for _ in range(permits)]
         granted = [one.hold(claim) for claim in held]
         waiting = two.permit(permits)
@@ -219,8 +218,8 @@ class TestSqlite(SharedRules):
         self, one: Asker, two: Asker, path: Path, clock: Clock
     ) -> None:
         def steps() -> int:
-            """Return how many instructions of SQLite's virtual machine, in tens, one reader takes from its attempt to
-            its release."""
+            """Return how many instructions of SQLite's virtual machine (in tens) an attempt and a release of a reader
+            take."""
             database = one.backend._database  # type: ignore[attr-defined]
             count = 0
 

@@ -1,4 +1,4 @@
-"""Problems of the lock file: wrong places, other contents, replacement, and the effects of a reboot."""
+"""Problems of the lock file: a wrong place, other contents, replacement, and the effects of a reboot."""
 
 from __future__ import annotations
 
@@ -139,8 +139,7 @@ def test_file_of_a_newer_format_is_left_alone(path: Path) -> None:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Return the bytes of the file and its log. The third file, the shared memory, is left out, because each reader
-    changes it."""
+    """Return the bytes of the file and its log. The shared memory is left out, because each reader changes it."""
     return {file.name: file.read_bytes() for file in path.parent.glob("locks.db*") if not file.name.endswith("-shm")}
 
 
@@ -375,7 +374,7 @@ def test_lease_from_before_a_reboot_lasts_for_its_ttl_at_most(
 ) -> None:
     boot("before")
     one = ask(clock)
-    one.hold(one.claim(ttl=30, renew=False))  # with renew=False no process checks whether the holder lives
+    one.hold(one.claim(ttl=30, renew=False))  # with renew=False no process checks whether the holder is alive
     reboot(boot, clock, clock.now + 10)
     two = ask(clock)
     assert two.wait(two.claim()).expires_in == pytest.approx(20)

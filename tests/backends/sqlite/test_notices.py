@@ -1,5 +1,4 @@
-"""Messages between the processes that use a file wake waiters. A message proves nothing, and any message may be
-lost."""
+"""Messages between the processes that use a file wake waiters. Any message may be lost."""
 
 from __future__ import annotations
 
@@ -140,7 +139,7 @@ def test_a_new_holder_of_a_permit_wakes_the_next_waiter_that_fits(one: Waiter, t
     for permit in waiting:
         two.wait(permit)
     with one.backend._database.request(WITHIN) as sql:  # type: ignore[attr-defined]
-        sql.execute("DELETE FROM locks")  # as if the process of the holders was killed, so no message is sent
+        sql.execute("DELETE FROM locks")  # as if the holders had been killed, so no message is sent
     two.hold(waiting[0])
     assert two.ear.told == [("wake", waiting[1].id), ("wake", waiting[2].id)]
     two.hold(waiting[1])
@@ -169,8 +168,7 @@ def test_a_resting_name_wakes_its_first_waiter_once(one: Waiter, two: Waiter) ->
 
 
 def test_the_first_waiter_of_a_client_looks_again_soon(one: Waiter, two: Waiter) -> None:
-    """The waiter joined the queue before its client had a FIFO, and the holder may have released the name in
-    between."""
+    """The waiter joins the queue before its client has a FIFO, and the holder may release the name in between."""
     one.hold(one.claim())
     one.wait(one.claim())
     first, second = two.claim(), two.claim()
@@ -260,7 +258,7 @@ def test_without_a_fifo_waiters_look_at_their_usual_intervals(
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
     monkeypatch.undo()
     two.backend.close()
-    worker.try_again()  # a thread whose start was refused starts and ends now
+    worker.try_again()  # the thread whose start was refused starts now, and ends
 
 
 def test_a_woken_waiter_looks_at_a_time_that_depends_on_its_place(url: str) -> None:
@@ -443,8 +441,8 @@ def test_an_invalid_claim_id_never_becomes_a_file_name(one: Waiter, path: Path) 
 
 
 def reads_its_fifo(waiter: Helper, path: Path) -> None:
-    """Wait until the FIFO of the waiter exists. The waiter joins the queue before its FIFO exists. A message that is
-    lost in between would not matter with the waiter's timer, but the test switches the timer off."""
+    """Wait until the FIFO of the waiter exists. An earlier message would be lost, and the test has switched the
+    waiter's timer off."""
     fifo = waiter.wait_for("waiting", START)[1]
     eventually((Path(f"{path}-wake") / fifo).exists, START)
 
@@ -467,7 +465,7 @@ def test_users_of_a_shared_file_wake_each_other(url: str, path: Path, common: Pa
     shared = common / "locks.db"
     with multilock.connect(f"sqlite://{shared}") as maker:
         maker.inspect("n")
-        # This comes before the directory of the FIFOs is made, because it gets the rights of the file.
+        # before the directory of the FIFOs is made, because it gets the rights of the file
         for file in common.iterdir():
             file.chmod(0o666)
     common.chmod(0o777)
@@ -518,8 +516,8 @@ def test_a_lost_message_delays_a_waiter_only_until_its_next_look(url: str, monke
 
 
 def test_a_forked_child_keeps_the_fifo_of_its_parent(url: str) -> None:
-    """In the child, the kernel's fork hook opens the backend again. This must not delete the FIFO of the parent. When
-    the parent is killed, its FIFO must have no reader, although the child lives."""
+    """The child opens the backend again, which must not delete the FIFO of the parent. When the parent is killed, its
+    FIFO must have no reader, although the child lives."""
     with Helper(f"{HELPERS}:fork_while_waiting", url) as helper:
         assert helper.wait_for("child", START)[1:] == ["True", "held"]
         assert helper.wait_for("parent", START)[1:] == ["True", "woken"]

@@ -1,4 +1,4 @@
-"""Locks of SQLite among processes that are killed, stopped or forked, or run in other namespaces."""
+"""Locks in a SQLite file among processes that are killed, stopped or forked, or run in other namespaces."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def client(url: str) -> Iterator[multilock.Client]:
 
 
 def apart(function: str, *arguments: object) -> Helper:
-    """Run a helper process in its own namespaces. The test is skipped if the operating system forbids that."""
+    """Run a helper process in separate namespaces. The test is skipped if the operating system forbids that."""
     helper = Helper(f"{HELPERS}:apart", function, *arguments)
     if helper.wait_for("apart", within=10)[1] == "refused":
         helper.close()

@@ -19,12 +19,12 @@ __all__ = ["fork_after_use", "fork_with_a_client_handed_over"]
 
 
 def fork_after_use(url: str) -> None:
-    """Fork as gunicorn does, after the client was used. It holds a lock, a watch is open, and a thread waits."""
+    """Fork as gunicorn does, while the client holds a lock, a watch is open, and a thread waits."""
     client = multilock.connect(url, ttl=10)
     lost = threading.Event()
     lease = client.lock("parent", on_lost=lambda _: lost.set()).acquire()
     threading.Thread(target=_wait_for, args=(client, "parent"), daemon=True).start()
-    time.sleep(0.6)  # wait until both watches run
+    time.sleep(0.6)  # wait until both watches are set
     children = [_forked(_child, client, lease, str(number)) for number in range(3)]
     say("children", [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
     say("parent", lease.is_held())

@@ -20,8 +20,7 @@ JARS = "/usr/share/java/curator-recipes.jar:/usr/share/java/slf4j-nop.jar"
 
 @cache
 def compiled() -> str:
-    """Return a class path with our program in it. The program is compiled only once, because compiling takes longer
-    than running."""
+    """Return a class path that includes our program, which is compiled only once."""
     folder = tempfile.TemporaryDirectory(prefix="multilock-curator-")
     atexit.register(folder.cleanup)
     program = Path(__file__).with_name("Contender.java")

@@ -1,4 +1,5 @@
-"""A backend without a kernel: the test makes the claims, sends the requests and releases the claims itself."""
+"""Helpers for tests of the backend without the kernel: the test makes the claims, and sends their requests and
+releases."""
 
 from __future__ import annotations
 

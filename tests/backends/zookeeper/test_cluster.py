@@ -1,4 +1,4 @@
-"""Locks on three servers: the leader dies or freezes, or the majority is gone for a while."""
+"""Locks on three servers, whose leader dies or freezes, or whose majority is down for a while."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(150)
 
 @pytest.mark.oracle
 def test_a_lock_survives_the_loss_of_the_leader_and_tokens_grow(cluster: ZooKeeperCluster, connect: Connect) -> None:
-    """The validity of the lease must outlast the election of a leader. Meanwhile a server may accept a connection and
-    not reply for a third of the session timeout."""
+    """The lease must outlast the election of a leader, and a server that does not reply for a third of the session
+    timeout."""
     client, other = connect(cluster.url, ttl=36), connect(cluster.url, ttl=36)
     lease = client.lock("job").acquire()
     token = lease.fence()

@@ -1,5 +1,5 @@
-"""ZooKeeper numbers the nodes below a parent with 32 bits. At the greatest number, further nodes have no order, so
-claims are refused."""
+"""ZooKeeper numbers the nodes below a parent with 32 bits. After the greatest number, nodes have no order, so claims
+are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_another_programs_node_with_an_invalid_number_of_permits_counts_as_a_loc
 
 
 def count_to(server: ZooKeeperServer, path: str, number: int) -> None:
-    """Set the counter of the node at ``path``, in the newest snapshot of a server that is not running."""
+    """Set the counter of the node at ``path`` in the newest snapshot of a stopped server."""
     assert server._folder is not None
     data = Path(server._folder.name, "data", "version-2")
     snapshot = max(data.glob("snapshot.*"), key=lambda file: int(file.suffix[1:], 16))
@@ -43,7 +43,7 @@ def count_to(server: ZooKeeperServer, path: str, number: int) -> None:
     counter = begin + 4 + max(length, 0) + 8 + 4 * 8 + 4  # data, ACL, two numbers, two times, the version
     struct.pack_into("!i", content, counter, number)
     at = 0
-    while (at := content.find(SEAL, at + 1)) > 0:  # each checksum is the sum of all bytes before it
+    while (at := content.find(SEAL, at + 1)) > 0:  # each checksum covers all bytes before it
         if at >= 8 and struct.unpack_from("!q", content, at - 8)[0] >> 32 == 0 and at > counter:
             struct.pack_into("!q", content, at - 8, zlib.adler32(bytes(content[: at - 8])))
     snapshot.write_bytes(bytes(content))

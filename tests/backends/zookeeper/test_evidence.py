@@ -1,4 +1,4 @@
-"""Tests of which replies prove that the session lives, and of the nodes that a refused request leaves."""
+"""Replies that prove that the session lives, and nodes that a refused request leaves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALL_BUT_READING = [ACL(Permissions.ALL & ~Permissions.READ, Id("world", "anyone"
 
 
 def test_a_missing_reply_costs_the_connection_and_not_the_session(server: ZooKeeperServer, connect: Connect) -> None:
-    """A server that passes a session on to another server omits one reply and sends the next."""
+    """A server that hands a session over to another server may leave out a reply."""
     client = connect(server.url, ttl=10)
     lost = Recorder[Loss]()
     lease = client.lock("job", on_lost=lost).acquire()

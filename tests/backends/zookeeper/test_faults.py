@@ -1,4 +1,4 @@
-"""Failures around a lock on one ZooKeeper: lost replies, restarts, silence, sessions and nodes that end."""
+"""Failures around a lock on one server: lost or missing replies, restarts, sessions that end, deleted nodes."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def backend_of(client: Client) -> ZooKeeperBackend:
 
 
 def session_of(client: Client) -> Any:
-    """Return the id and the password of the client's session, which an attacker may know."""
+    """Return the id and the password of the client's session."""
     return backend_of(client)._transport._client.client_id
 
 
 def watched(client: Client) -> int:
-    """Return how many of its own nodes the client watches for deletion."""
+    """Return the number of its own nodes that the client watches for deletion."""
     return len(backend_of(client)._watcher._covered)
 
 
 def risks(client: Client) -> Recorder[Event]:
-    """Return a recorder of each event AtRisk, however short the risk was."""
+    """Return a recorder of all AtRisk events, even of short ones."""
     told = Recorder[Event]()
     client.events.subscribe(lambda event: told(event) if isinstance(event, AtRisk) else None)
     return told
@@ -68,8 +68,7 @@ def risks(client: Client) -> Recorder[Event]:
 def steal_and_close(server: ZooKeeperServer, client_id: Any) -> None:
     """Close the session from another client that has its id and password.
 
-    The owner reconnects at once, and thereby takes the session over again. If the thief was too slow to close the
-    session before, it tries again.
+    The owner reconnects at once and takes the session back. If that comes before the close, this function tries again.
     """
     eventually(lambda: _closed(server, client_id), within=20)
 
@@ -84,7 +83,7 @@ def _closed(server: ZooKeeperServer, client_id: Any) -> bool:
     if len(said) < 12:
         return False
     length, _, granted = struct.unpack_from("!iii", said)
-    # The session had ended before, or the server has replied to the close.
+    # The session had already ended, or the server has replied to the close.
     return bool(granted == 0 or len(said) > 4 + length)
 
 
@@ -161,7 +160,7 @@ def test_a_renewal_whose_reply_is_lost_costs_nothing(
 ) -> None:
     client = connect(proxy.url, ttl=9)
     lease = client.lock("job").acquire()
-    eventually(lambda: watched(client) == 1)  # the request for the watch contains this name too, so let it pass first
+    eventually(lambda: watched(client) == 1)  # the request for the watch contains this name too, so wait for it first
     lost = proxy.drop_reply(b"__lock__", then="hold")
     lost.wait(5)
     eventually(lambda: lease.remaining() > 4.5)  # a later renewal got its reply, on another connection
@@ -222,8 +221,7 @@ def test_a_client_that_was_frozen_until_it_had_a_session_creates_nothing_late(
 def test_a_node_of_an_earlier_session_is_deleted_and_never_reused(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
-    """The node contains the id of our claim but belongs to another session. The client sees such a node after a
-    reconnect to a server that has not deleted it yet."""
+    """The node has the id of our claim but belongs to another session, as on a server that has not deleted it yet."""
     ear = Ear()
     backend = open_backend(server.url, {"ttl": 6.0})
     backend.open(ear)
@@ -310,7 +308,7 @@ def test_a_node_deleted_during_a_broken_connection_is_a_loss_after_the_reconnect
 def test_a_silent_connection_is_replaced_by_another(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
 ) -> None:
-    """kazoo itself would keep a silent connection for minutes while it has something to send."""
+    """kazoo would keep a connection without replies for minutes while it has requests to send."""
     client = connect(proxy.url, ttl=6)
     at_risk = risks(client)
     lease = client.lock("job").acquire()
@@ -320,7 +318,7 @@ def test_a_silent_connection_is_replaced_by_another(
 
 
 def test_a_connection_without_a_handshake_reply_is_replaced_by_another(proxy: FaultProxy, connect: Connect) -> None:
-    """With one address, kazoo itself would wait for the handshake's reply as long as the whole session lasts."""
+    """With one address, kazoo would wait for the handshake's reply until the session timeout."""
     lost = Recorder[Loss]()
     client = connect(proxy.url, ttl=9)
     at_risk = risks(client)
@@ -341,8 +339,7 @@ def test_a_connection_without_a_handshake_reply_is_replaced_by_another(proxy: Fa
 def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
     server: ZooKeeperServer, connect: Connect
 ) -> None:
-    """The server knows fewer transactions than the client has seen, and refuses it. Without a rule for this, kazoo
-    would retry forever."""
+    """The server has older data than the client has seen, and refuses it. kazoo alone would retry forever."""
     client, other = connect(server.url, ttl=4), connect(server.url, ttl=4)
     lost = Recorder[Loss]()
     for _ in range(50):
@@ -368,8 +365,7 @@ def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
 def test_a_session_revived_by_a_restored_server_is_not_used_again(
     server: ZooKeeperServer, connect: Connect, tmp_path: Path
 ) -> None:
-    """No claim needs the nodes of that session any longer. If the client kept the session alive, they would stay
-    forever."""
+    """No claim needs the nodes of that session, and they would stay as long as the client used the session."""
     client = connect(server.url, ttl=2)
     client.lock("job").acquire()
     server.kill()
@@ -390,7 +386,7 @@ def test_a_session_revived_by_a_restored_server_is_not_used_again(
 
 
 def test_a_lock_survives_an_outage_that_its_session_survives(server: ZooKeeperServer, connect: Connect) -> None:
-    """A server that restarts counts the timeout of every session from its restart."""
+    """A server that restarts begins the timeout of every session again."""
     client = connect(server.url, ttl=6)
     client.lock("job").acquire()
     before = session_of(client)
@@ -423,7 +419,7 @@ def test_a_missing_reason_delays_no_notice_of_a_loss(
     assert lost.wait().reason is LossReason.TAKEN
     assert lost.times[0] - begun < 1.5  # an ordinary request would wait for a reply for five seconds
     asked.wait(5)
-    proxy.cut()  # otherwise close() would wait for replies
+    proxy.cut()  # so that close() does not wait for replies
 
 
 def test_a_session_closed_elsewhere_loses_each_of_its_locks_once(server: ZooKeeperServer, connect: Connect) -> None:
@@ -552,7 +548,7 @@ def test_an_uncontended_lock_costs_one_round_trip_to_acquire_and_one_to_release(
     before = packets(server)
     for _ in range(100):
         lock.acquire().release()
-    # Each lock costs a create, a listing and a delete. The request of this test comes in addition.
+    # Each lock costs a create, a listing and a delete, and the test itself sends one request.
     assert packets(server) - before - 1 <= 302
 
 
@@ -566,7 +562,7 @@ def test_a_release_wakes_one_waiter(server: ZooKeeperServer, connect: Connect) -
     holder.release()
     eventually(lambda: any(each.done() for each in waits))
     time.sleep(0.2)
-    # The requests are a delete, one listing, the request that reads the count, and perhaps a ping of some client.
+    # The requests are a delete, a listing, the read of the count, and perhaps a ping.
     assert packets(server) - before <= 3 + 1
     assert sum(each.done() for each in waits) == 1
     while waits:

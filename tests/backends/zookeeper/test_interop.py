@@ -1,7 +1,6 @@
-"""Our locks and those of kazoo and Curator on the same name: each waits for the other, in one queue.
+"""Our locks and those of kazoo and Curator on the same name wait for each other in one queue.
 
-The exceptions are locks of these libraries that ignore some of our locks, or some of their own. These limits are tested
-too.
+Some locks of these libraries ignore some of ours, or some of their own, which is tested too.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def curator_style(connect: Connect, shared: ZooKeeperServer, prefix: str) -> Cli
 
 @pytest.fixture
 def kazoo(operator: Operator, shared: ZooKeeperServer, prefix: str) -> Callable[..., Any]:
-    """Make a kazoo.Lock or another recipe of kazoo for a name. Each has its own session."""
+    """Make a kazoo.Lock or another recipe of kazoo for a name, in a separate session."""
     return lambda name, recipe="Lock", **words: getattr(operator(shared.endpoint), recipe)(f"/{prefix}{name}", **words)
 
 
@@ -145,7 +144,7 @@ def test_the_other_node_style_is_refused_and_leaves_no_node(
 
 def test_a_name_with_a_slash_is_one_escaped_name(client: Client, kazoo: Callable[..., Any]) -> None:
     with client.lock("a/b"):
-        assert kazoo("a/b").acquire(blocking=False)  # this is another lock, because kazoo does not escape names
+        assert kazoo("a/b").acquire(blocking=False)  # kazoo does not escape names, so this is another lock
         assert not kazoo("a%2Fb").acquire(blocking=False)
 
 
@@ -167,8 +166,7 @@ BLIND = {("reader", "Lock")}  # kazoo's Lock ignores readers, even its own
 def test_kazoos_locks_and_our_locks_of_each_mode_exclude_each_other(
     client: Client, kazoo: Callable[..., Any], ours: str, theirs: str
 ) -> None:
-    """Two readers share the name, and kazoo's Lock ignores our readers. A program that must wait for readers uses
-    kazoo's WriteLock."""
+    """The exceptions are two readers, and kazoo's Lock, which ignores readers (kazoo's WriteLock does not)."""
     mine, their = OURS[ours](client), kazoo("job", theirs)
     with mine:
         assert their.acquire(blocking=False) is ((ours, theirs) in TOGETHER | BLIND)

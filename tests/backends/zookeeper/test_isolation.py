@@ -1,4 +1,4 @@
-"""A follower is cut off from its leader while the holder talks to it, and continues to answer reads for seconds."""
+"""A follower that is cut off from its leader still answers the holder's reads for seconds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def gaps(islands: Archipelago) -> list[float]:
             held.append((client.lock(f"job{number}", on_lost=lost).acquire(timeout=20), lost))
             time.sleep(random.uniform(0, 0.2))  # so that the locks are not renewed at the same time
         waits = [background(partial(entered_at, client, f"job{number}")) for number, client in enumerate(theirs)]
-        time.sleep(random.uniform(0.2, 1.0))  # wait for a random moment in a period of renewals
+        time.sleep(random.uniform(0.2, 1.0))  # wait for a random part of a renewal period
         with islands.cut_off(cut_off), Pulse() as pulse:
             believing = [background(partial(believed_until, lease)) for lease, _ in held]
             for (_, lost), belief, next_one in zip(held, believing, waits, strict=True):

@@ -1,4 +1,4 @@
-"""Logging in: digest and ACLs, TLS, chroots, a client passed in, options."""
+"""The login: digest and ACLs, TLS, chroots, options, and a client object of the program."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_a_kazoo_client_object_is_used_with_its_session_and_never_closed(
     client = connect("zookeeper://", client=theirs, ttl=30)
     before = server.metric("zk_global_sessions")
     lease = client.lock("job").acquire()
-    # If the client had a second session, the server would keep it for 10 seconds.
+    # A second session would stay at the server for 10 seconds.
     eventually(lambda: server.metric("zk_global_sessions") == before)
     assert lease.ttl == 10.0
     assert connect(server.url, ttl=10).lock("job").try_acquire() is None

@@ -1,4 +1,4 @@
-"""Many operations at once with a long round trip: losses, followed names, leases that end, watches after a
+"""Many operations at once with a long round trip: losses, followed names, ends of leases, and watches after a
 reconnect."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def ear() -> Ear:
 
 @pytest.fixture
 def backend(proxy: FaultProxy, ear: Ear) -> Iterator[ZooKeeperBackend]:
-    """A backend behind a proxy, without a kernel that would send requests by itself."""
+    """A backend behind a proxy, without a kernel."""
     backend = open_backend(proxy.url, {"ttl": 30.0})
     backend.open(ear)
     yield backend
@@ -59,7 +59,7 @@ def test_two_hundred_nodes_deleted_at_once_are_reported_at_once(
             deleted.get(10)
         done = now()
         lost.wait(200, within=10)
-    # Seconds; if the requests waited for each other, they would take 2.4.
+    # One after the other, the requests would take 2.4 seconds.
     assert lost.times[-1] - done < 1.0 + pulse.stopped()
     assert {loss.reason for loss in lost.calls} == {LossReason.TAKEN}
 
@@ -123,7 +123,7 @@ def test_observing_many_names_advances_with_each_turn(
 def test_a_renewal_succeeds_although_some_nodes_could_not_be_read(
     backend: ZooKeeperBackend, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that could not be read in time is not lost: the write has proved the session."""
+    """A node that could not be read in time is not lost, because the write has proved that the session lives."""
     claims = [ear.claim(f"job-{number}") for number in range(3)]
     held: Any = [(claim, backend.attempt(claim, True, 5.0)) for claim in claims]
     monkeypatch.setattr(backend._transport, "exists", lambda path: Answer(now()))
@@ -174,7 +174,7 @@ def test_a_waiter_keeps_its_place_for_longer_than_its_ttl(
     server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     holder = connect(server.url, ttl=30).lock("job").acquire()
-    # The request timeout exceeds a fifth of its ttl, since the ttl is the short one.
+    # the request timeout exceeds a fifth of the short ttl
     second, third = connect(server.url, ttl=10, request_timeout=2.0), connect(server.url, ttl=10)
     order: list[str] = []
 
@@ -202,8 +202,7 @@ def test_a_released_lease_without_renewal_is_not_deleted_again(server: ZooKeeper
     for _ in range(50):
         client.lock("job", renew=False, ttl=1).acquire().release()
     time.sleep(2)
-    # Each lock costs a create, a listing and a delete. The request of this test and one or two renewals come in
-    # addition.
+    # Each lock costs a create, a listing and a delete. The test sends one request, and there may be two renewals.
     assert packets(server) - before - 1 <= 153 + 3
 
 

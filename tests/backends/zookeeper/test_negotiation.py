@@ -1,5 +1,4 @@
-"""Each connection negotiates the session timeout again, because the server may have restarted with other limits, or may
-be another server of the ensemble."""
+"""Each connection negotiates the session timeout again, because its server may have other limits than the last one."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def restart_with(server: ZooKeeperServer, **settings: object) -> None:
 def gap(lease: Lease, lost: Recorder[Loss], other: Client, proxy: FaultProxy) -> float:
     """Cut the holder off. Return how many seconds after the end of its belief another client acquires the lock.
 
-    The belief ends when `is_held()` is False and the lost callback of the holder has begun. The seconds for which this
-    process was paused are added.
+    The belief ends when `is_held()` is False and the lost callback has begun. Pauses of this process are added.
     """
     waits = background(lambda: (other.lock("job").acquire(timeout=30), now())[1])
     with Pulse() as pulse:
@@ -99,7 +97,7 @@ def test_moving_to_a_server_with_a_lower_limit_causes_no_second_holder(
         first.cut()
         eventually(lambda: session_ttl(client) == SHORT, within=20)
         assert lease.ttl == SHORT
-        first.accept()  # within this session, the longer timeout that this server grants does not count again
+        first.accept()  # the longer timeout of this server does not count in this session
         second.cut()
         first.black_hole()
         assert gap(lease, lost, other, second) > 0
@@ -112,11 +110,11 @@ def test_held_leases_are_shortened_before_anything_is_sent_on_the_new_connection
     client = connect(proxy.url, ttl=LONG, request_timeout=1.0)
     lease = client.lock("job", renew=renew).acquire()
     server.settings["maxSessionTimeout"] = int(SHORT * 1000)
-    held = proxy.hold_request(b"\0\0\0\5\0\0\0")  # operation 5 is setData, then a path: the proxy stops every renewal
+    held = proxy.hold_request(b"\0\0\0\5\0\0\0")  # operation 5 is setData, so the proxy stops every renewal
     server.restart()
     eventually(lambda: session_ttl(client) == SHORT, within=20)
     eventually(lambda: lease.remaining() < SHORT * 2 / 3)
-    # If the restart took long, the lease was lost at the end of the shortened session.
+    # If the restart took long, the lease was lost with the shortened session.
     assert lease.ttl == SHORT or not lease.is_held()
     held.release()
 
@@ -131,7 +129,7 @@ def test_a_shortened_session_also_shortens_a_grant_under_way(
     really = Session.validity
 
     def cut_afterwards(session: Session) -> Any:
-        """Shorten the session just after the proof, as kazoo's thread may when it has a new connection."""
+        """Shorten the session just after the proof, as kazoo's thread may do with a new connection."""
         proof = really(session)
         if session.shorten(SHORT):
             listener.shortened(session)
@@ -161,7 +159,7 @@ def test_the_kernel_is_told_of_a_session_before_anything_is_granted_in_it(
 def test_the_timeout_is_read_from_the_handshake_itself(server: ZooKeeperServer, connect: Connect) -> None:
     before = server.metric("zk_packets_received")
     connect(server.url, ttl=LONG).ping()
-    # The requests are a handshake, an `exists`, and that of this test, but no second session.
+    # The requests are a handshake, an `exists`, and one of this test.
     assert server.metric("zk_packets_received") - before <= 4
 
 

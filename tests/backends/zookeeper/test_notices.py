@@ -20,8 +20,8 @@ GONE = object()
 
 
 class Server:
-    """A replacement of `multilock_zookeeper.transport.Transport`. Every reply is there at once, after `before_answer`
-    was called."""
+    """A replacement for `multilock_zookeeper.transport.Transport`. It calls `before_answer`, and then replies at
+    once."""
 
     connected = True
     name = "zookeeper of the test"
@@ -76,7 +76,7 @@ def watcher(server: Server, ear: Ear) -> Watcher:
 
 
 def test_a_watch_from_an_earlier_connection_does_not_count(server: Server, watcher: Watcher) -> None:
-    """The reply to the request for the watch came just before the connection broke, and is read just after that."""
+    """The reply that confirms the watch comes just before the connection breaks, and is read just after that."""
     server.before_answer = lambda: watcher.suspended(server.session)
     watcher.hold({"/job/1": "claim"}, now() + 1)
     assert not watcher.covers("/job/1")
@@ -122,8 +122,7 @@ def test_a_reconnect_does_not_wait_for_the_retry_of_a_failed_read(
 
 
 def test_a_session_is_renewed_once_its_connection_is_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last renewal may have failed a moment before, and the next regular one would come after the locks of the
-    session have ended."""
+    """The last renewal may have failed, and the next regular one would come too late."""
     renewed: list[Hashable] = []
     ear = Ear()
     monkeypatch.setattr(ear, "silent", renewed.append)
@@ -189,8 +188,7 @@ def test_a_waiter_behind_many_nodes_watches_their_parent_and_each_change_wakes_i
 
 
 def test_a_waiter_is_not_woken_by_nodes_that_it_no_longer_waits_for(server: Server, watcher: Watcher, ear: Ear) -> None:
-    """The waiter waited for several nodes. The first node that was deleted has woken the waiter, and later deletions
-    must not wake it again."""
+    """The first deleted node of several wakes the waiter. Later deletions must not wake it again."""
     assert watcher.wait("claim", ["/job/0", "/job/1"], "/job/own", now() + 1)
     for path in ("/job/0", "/job/1", "/job/own"):
         watcher._event(WatchedEvent(EventType.DELETED, KeeperState.CONNECTED, path))

@@ -1,4 +1,4 @@
-"""The queue of a name: how a list of nodes is parsed, and which nodes matter to a claim."""
+"""The queue of a name: parsing a list of nodes, and choosing those that matter to a claim."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_siblings_that_are_left_out_change_no_decision(mark: str) -> None:
 
 
 def _decision(asks: Claim, own: str, children: Sequence[str]) -> object:
-    """Return why the claim with the node ``own`` is refused, and whether it has to wait."""
+    """Return why the claim with the node ``own`` is refused, and whether it must wait."""
     queue = contenders(children)
     at: Contender = next(one for one in queue if one.node == own)
     ahead = queue[: queue.index(at)]

@@ -1,4 +1,4 @@
-"""Readers and permits: which clients hold a name together, which wait for which, and what they leave behind."""
+"""Readers and permits: which clients hold a name together, which of them wait, and which nodes remain."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.backends.zookeeper.conftest import Operator
 from tests.backends.zookeeper.kit import Ours
 from tests.servers_zookeeper import ZooKeeperServer
 
-LONG = 30.0  # seconds to wait at most for a wake-up; a waiter not woken by then sleeps forever
-QUICK = 6.0  # seconds: a ttl; the client replaces a silent connection after a sixth of it
+LONG = 30.0  # seconds to wait at most for a wake-up
+QUICK = 6.0  # a ttl in seconds; the client replaces a connection without replies after a sixth of it
 MODES = {"mutex": Ours.mutex, "writer": Ours.writer, "reader": Ours.reader, "permit": Ours.permit}
 
 
 class Below:
-    """Nodes below the parent of the name, as any other client sees them."""
+    """The nodes below the parent of the name, read by a plain client."""
 
     def __init__(self, client: Any, path: str) -> None:
         self.client = client
@@ -202,8 +202,7 @@ def test_readers_behind_a_writer_that_leaves_the_queue_enter_at_once(us: Ours, t
 
 
 def test_a_permit_released_by_any_holder_is_granted_again(us: Ours, them: Ours) -> None:
-    """Any holder that leaves wakes the waiter. A wrong rule would wake it only for the node just ahead, or for the node
-    whose number is lower by the number of permits."""
+    """Any holder that leaves wakes the waiter, not only the one just ahead."""
     for leaver in range(3):
         holders = [us.take(us.permit()) for _ in range(3)]
         waiting = them.wait(them.permit())
@@ -243,13 +242,12 @@ def test_forty_waiters_are_served_in_any_order_of_releases_without_a_timer(
             waiting[claim.id] = client, claim
 
     def hear() -> int:
-        """Let every waiter that was notified since the last call ask again. Return how many notifications there
-        were."""
+        """Let every waiter that was notified since the last call ask again. Returns the number of notifications."""
         told = 0
         for client in clients:
             for claim_id in client.ear.wakes[heard[client] :]:
                 heard[client] += 1
-                # None stands for every waiter: it is reported after a reconnect.
+                # after a reconnect, None is reported, which stands for every waiter
                 for waiter in [claim_id] if claim_id else list(waiting):
                     if waiter in waiting:
                         told += claim_id is not None
@@ -384,7 +382,7 @@ def quick(proxy: FaultProxy, prefix: str) -> Iterator[Ours]:
 
 
 def answered(ours: Ours, claim: Claim) -> bool:
-    """Ask again, for use in `eventually`: the client may still use the silent connection."""
+    """Ask again, for `eventually`, because the client may still use the connection without replies."""
     try:
         return ours.holds(claim, join=True)
     except BackendUnavailable:

@@ -1,5 +1,4 @@
-"""The socket through which kazoo reads: replies in parts or together, waits, and watches that report events. No server
-is needed."""
+"""The socket through which kazoo reads: replies in parts or together, waits, and watches. No server is needed."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def test_the_granted_timeout_is_known_only_with_its_last_byte(
 def test_replies_that_arrived_together_are_read_without_waiting(
     pair: tuple[_Buffered, socket.socket], pipe: tuple[socket.socket, socket.socket], handler: Handler
 ) -> None:
-    """kazoo waits for the operating system between two replies, but the second one has already arrived."""
+    """kazoo would wait for the socket between two replies, although the second one has arrived."""
     (ours, theirs), (requests, _) = pair, pipe
     theirs.sendall(b"first!second")
     assert ready(handler, [ours, requests], timeout=5.0) == ([ours], [])
@@ -125,7 +124,7 @@ def test_a_wait_ends_after_its_time_and_not_before(pair: tuple[_Buffered, socket
     for _ in range(10):
         began = now()
         assert ready(handler, [ours], timeout=0.0009) == ([], [])
-        assert now() - began >= 0.0009  # after an earlier return kazoo would call again at once
+        assert now() - began >= 0.0009  # if it returned earlier, kazoo would call it again at once
     assert ready(handler, [], [ours], timeout=5.0) == ([], [ours])
 
 

@@ -28,7 +28,7 @@ IS_REPLICA = "it is a read replica, or this role is read-only: give the address 
 LOCK_WAIT = "55P03"
 READ_ONLY = "25006"
 TOO_MUCH = "54000"
-QUEUE_IS_FULL = "54000 without a table"
+EXHAUSTED = "54000 without a table"
 NOT_READ_COMMITTED = "ML002"
 NOT_THERE = {"3F000", "42P01", "42883"}  # the schema, a table or a function is missing
 
@@ -39,7 +39,8 @@ SILENT = {
     "40P01": "its transaction was chosen to end a deadlock",
     "53300": "it has too many connections: raise max_connections, or lower connections=",
     "57014": "the request was cancelled there: is statement_timeout of this role shorter than request_timeout=?",
-    QUEUE_IS_FULL: "its queue of notifications is full: end the sessions that listen and never read",
+    EXHAUSTED: "its queue of notifications is full (end the sessions that listen and never read), or it has no more "
+    "transaction ids (vacuum it)",
     "57P03": "it starts or shuts down",
 }
 # After these errors nothing was executed, and repeating the request does not help.
@@ -90,7 +91,7 @@ def failure(result: pq.abc.PGresult, where: str) -> Exception:
         return NotReadCommitted(told)
     message = f"{where}: {told} ({code})"
     if code == TOO_MUCH and not result.error_field(pq.DiagnosticField.TABLE_NAME):
-        code = QUEUE_IS_FULL
+        code = EXHAUSTED
     if code == LOCK_WAIT:
         return LockWait(message, unknown=False, backend="postgresql")
     if code in SILENT:

@@ -45,7 +45,8 @@ class Inspection:
         """
         found, _ = self._transactions.read_folder(name, until)
         one_of_each = [self._keys.of(name), f"{self._keys.folder(name)}!", f"{self._keys.readers(name)}!"]
-        # No key has index 0, so these checks always fail. But if the token lacks the right, the error names the right.
+        # No key has index 0, so these checks always fail. But without the right to read a key, its check fails with a
+        # different error.
         asked = [operation("check-index", key, Index=0) for key in one_of_each]
         with suppress(Refused):
             self._transactions.look(asked, until)

@@ -117,7 +117,7 @@ class EtcdWatcher:
         self._holding: dict[str, _Holder] = {}
         self._followed: dict[str, Range] = {}
         self._following: dict[str, _Watch] = {}
-        # The watches of the present stream or, between two streams, of the next one.
+        # The watches of the present stream. Between two streams, those of the next stream.
         self._watches: dict[int, _Watch] = {}
         self._outbox: system.SimpleQueue[Any] | None = None
         self._call: Any = None

@@ -150,8 +150,8 @@ class ClusterBackend:
         """Renew all leases of one node in one round trip.
 
         If the slot of a lease has moved to another node, the lease is renewed there, and from then on together with the
-        other leases of that node. The node of ``group`` is asked first. So if another node does not reply, the leases
-        of this group do not expire.
+        other leases of that node. The node of ``group`` is asked first. So the leases of this group do not expire while
+        the client waits for another node.
         """
         cluster_map, deadline = self._cluster_map, self._now() + within
         answers: list[Granted | BackendUnavailable | None] = [None] * len(held)

@@ -8,8 +8,8 @@ no counted reply names the followed primary, or when a counted reply names anoth
 many Sentinels as a failover needs must name the new primary, and all Sentinels must have replied. If a Sentinel does
 not reply, the client waits for `COUNTS_FOR` seconds, because that Sentinel may have led a failover.
 
-A reply counts for `COUNTS_FOR` seconds, or until its Sentinel sends another reply or does not reply.
-tests/models/sentinel.cpp tries every order of events.
+A reply counts for at most `COUNTS_FOR` seconds. It no longer counts once its Sentinel has sent another reply, or has
+not replied to a question. The model tests/models/sentinel.cpp tries every order of events.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ ENDED = "its ZooKeeper session expired or was closed"
 LOOK_WITHIN = 2.0  # seconds that one step of setting missing watches may take
 LOOK_AGAIN = 1.0  # seconds until the next try to set watches, if the connection is up
 AT_ONCE = 250  # nodes watched in one step; a renewal waits for at most one step
-ONE_BY_ONE = 16  # a waiter for more nodes is woken by any change among the siblings
+ONE_BY_ONE = 16  # the greatest number of nodes that a waiter watches one by one
 
 
 class Watcher:

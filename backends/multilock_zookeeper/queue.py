@@ -67,7 +67,7 @@ def contenders(children: Sequence[str]) -> list[Contender]:
 
 
 def relevant(style: str, claim: Claim, own: str, children: Sequence[str]) -> Sequence[str]:
-    """Return the children without most of those that do not matter to the claim, whose node is ``own``.
+    """Leave out most of the children that do not matter to the claim, whose node is ``own``.
 
     Only plain nodes of ``style`` are left out: locks, readers and writers with an ordinary sequence number. Nodes
     behind ``own`` do not matter. If several ahead exclude the claim, only the last of them matters. Making a

@@ -83,8 +83,8 @@ class ByHand:
 def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -> bool:
     """Call ``call`` with an interrupt at the given moment of its run in these modules.
 
-    A moment is a point at which CPython may handle a signal: the begin of a Python function, or the return of a C
-    function. Returns False if the run has fewer moments.
+    A moment is a point at which CPython may handle a signal: a Python function begins, or a C function returns. Returns
+    False if the run has fewer moments.
     """
     left = moment
     files = {module.__file__ for module in modules}

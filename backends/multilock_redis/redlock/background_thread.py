@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["CONFIRMED_WITHIN", "Clerk", "Unconfirmed"]
 
 LATE = 0.01  # seconds; if nothing has used a fan for this long, the clerk reads its late replies
-REPEAT_AFTER = 0.02  # seconds until releases that a server did not confirm are repeated; doubled by each failure
+REPEAT_AFTER = 0.02  # seconds until unconfirmed releases are repeated; each failure doubles this time
 BATCH = 64  # the greatest number of releases that are under way to one server
 CONFIRMED_WITHIN = 5.0  # seconds to wait for the reply to a repeated release before it is repeated again
 ASLEEP = 60.0  # the longest sleep of the thread in seconds

@@ -51,7 +51,7 @@ class Servers:
         self.nodes = [Node(each, keys, ServerNotices(which, notices, pushes)) for which, each in enumerate(endpoints)]
         self.links = [Link(each, notices.now, self._back) for each in endpoints]
         self._notices = notices
-        self._changed = system.Condition()  # notified after each subscription that succeeds
+        self._changed = system.Condition()  # notified after each successful subscription
         self._listen_at = [0.0] * len(endpoints)
 
     def _back(self) -> None:

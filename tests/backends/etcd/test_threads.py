@@ -19,7 +19,7 @@ from tests.servers_etcd import EtcdServer
 
 TTL = 120.0  # seconds: a waiter's timer is 120 s, and renewals come every 40
 PUSHED = 20.0  # seconds; an event that is noticed within this time was pushed
-# The begin of the names of multilock's threads, and the end of the names of gRPC's threads.
+# The names of multilock's threads begin with the first text, and those of gRPC's threads end with the second one.
 OURS, OF_GRPC = "multilock-", "(_run)"
 
 

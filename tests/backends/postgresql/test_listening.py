@@ -219,7 +219,8 @@ def test_a_follower_is_notified_of_the_next_holder_after_the_row_was_deleted(
     two.ear.changes.clear()
     server.sql("DELETE FROM multilock.locks")
     assert two.ear.wait(lambda: NAME in two.ear.changes)
-    eventually(lambda: server.sql("SELECT followed FROM multilock.locks") != [], SOON)  # it subscribes to the new row
+    # wait until the client has subscribed to the new row
+    eventually(lambda: server.sql("SELECT followed FROM multilock.locks") != [], SOON)
     two.ear.changes.clear()
     one.take(one.mutex())
     assert two.ear.wait(lambda: NAME in two.ear.changes)

@@ -36,7 +36,7 @@ def bouncer(package_server: Database) -> Iterator[PgBouncer]:
 
 @pytest.fixture(autouse=True)
 def short_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "TEST_WITHIN", 0.3)  # seconds that a client waits, if no notification can arrive
+    monkeypatch.setattr(notices, "TEST_WITHIN", 0.3)  # seconds until a client concludes that no notification can arrive
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ async def client(url: str, **options: Any) -> AsyncIterator[AsyncClient]:
 
 @contextlib.contextmanager
 def no_turns(client: AsyncClient) -> Iterator[None]:
-    """Use up the number of attempts that the client sends separately, so that first attempts inside the block are sent
+    """Take all turns for separate attempts inside the block, so that the client sends further first attempts
     together."""
     turns: Any = client._kernel.face._turns  # type: ignore[attr-defined]
     free, turns.free = turns.free, 0

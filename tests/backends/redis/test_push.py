@@ -1,5 +1,5 @@
-"""The notification (push) of a handover is a grant. The tests check its contents, the begin of the lease, and which
-waiters must still ask the server."""
+"""The notification (push) of a handover is a grant. The tests check its contents and the time from which the lease
+counts. Some waiters must still ask the server."""
 
 from __future__ import annotations
 

@@ -190,7 +190,8 @@ class ConsulServer(Server):
 
     def _transaction(self, end: End, steps: list[dict[str, Any]]) -> None:
         verbs = [step["Verb"] for step in steps]
-        if verbs == ["check-session", "delete"] * (len(verbs) // 2):  # only an operator sends such a request
+        forces = verbs == ["check-session", "delete"] * (len(verbs) // 2)  # only an operator sends such a request
+        if forces and all(self.store.fits(step) for step in steps[::2]):
             self._report_forced({step["Key"] for step in steps})
         if not WRITES.isdisjoint(verbs):
             self._reads_from = 0.0  # the leader executes this write only after all of its log

@@ -141,6 +141,11 @@ class Store:
         self._commit()
         return results, []
 
+    def fits(self, step: Row) -> bool:
+        """Return whether the key of a ``check-session`` step has that session now."""
+        entry = self.keys.get(step["Key"])
+        return entry is not None and entry.session == step["Session"]
+
     def is_delayed(self, key: str) -> bool:
         """Return whether the key has a lock delay now."""
         end, _ = self.delays.get(key, (0.0, 0.0))

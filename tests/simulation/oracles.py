@@ -124,6 +124,15 @@ class Overlap(Oracle):
             self.bad(f"{belief.who} got {belief.name} as one too many")
 
 
+class Over(Oracle):
+    """The lease that acquire() returns is not over yet, unless the process was stopped after the last check."""
+
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        late = belief.held.process.now() - belief.part.lost_at
+        if late > 10 * LONG and belief.held.process.ran_since(self.world.sim.time - late):
+            self.bad(f"{belief.who} got {belief.name} {late:.3f} s after its deadline")
+
+
 class Early(Oracle):
     """If a lease was not released, nobody gets its name before the lease's validity has ended."""
 
@@ -472,7 +481,8 @@ class Oracles:
     def granted(self, held: Held) -> None:
         self.grants += 1
         for belief in held.beliefs:
-            belief.excused = self.forgotten(belief) or belief.part.claim.id in self.doomed
+            # If the process was stopped before acquire() returned, the deadline may have passed: is_held() is False.
+            belief.excused = self.forgotten(belief) or belief.part.claim.id in self.doomed or not held.is_live
             before = self._beliefs.setdefault(belief.name, [])
             before[:] = [each for each in before if each.held.until > self.world.sim.time - PAST]
             for each in before:

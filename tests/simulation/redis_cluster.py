@@ -185,7 +185,7 @@ class Clustered(Promoting):
         for number, node in enumerate(self.nodes):
             node.table, node.nodes = self.table, self.nodes
             if number >= SHARDS:
-                node.follow(self.nodes[number - SHARDS])
+                node.follow(self.nodes[number - SHARDS], at_once=True)
         self.sim.after(TEND_EVERY, self._tend)
 
     def keeper(self, name: str) -> Server | None:

@@ -213,10 +213,13 @@ class Replicating(RedisServer):
             if rest:
                 self.received(client, rest)
 
-    def follow(self, leader: Replicating) -> None:
-        """Become a replica of this server (REPLICAOF)."""
+    def follow(self, leader: Replicating, *, at_once: bool = False) -> None:
+        """Become a replica of this server (REPLICAOF). With ``at_once`` the copy of its data takes no time."""
         self._change_role(leader)
-        self.sim.after(self.random.expovariate(1 / COPIED_AFTER), self._copy, self.link)
+        if at_once:
+            self._copy(self.link)
+        else:
+            self.sim.after(self.random.expovariate(1 / COPIED_AFTER), self._copy, self.link)
 
     def _copy(self, link: int) -> None:
         """Replace the data by a copy of the leader's."""
@@ -230,6 +233,7 @@ class Replicating(RedisServer):
         self.change([self.leader._of(key) for key in self.leader.store.values], self.leader.written)
         self.leader.acknowledged[self] = self.written
         self.copied = self.leader
+        self.acknowledge(self.leader, link)
 
     def promote(self) -> None:
         """Become a primary (REPLICAOF NO ONE)."""
@@ -414,6 +418,9 @@ class Promoting(Group):
                 was = any(claim == each for _, each in former.claims()) and held.since > max(
                     new.started, self.moved.get(name, 0.0)
                 )
+                # If renewals are not acknowledged, a copy of the lease may end a ttl after the grant.
+                grant_ends = new.granted_at(belief.token or 0) + belief.ttl
+                was = was and (self.world.plan.replicas < 0 or self.sim.time < grant_ends)
                 if was and claim not in kept and held.is_live and not belief.excused:
                     oracles.bad("Acknowledged", f"{belief.who} holds {name}, which {new.name} has never stored")
             key = self.world.key(name)
@@ -484,7 +491,7 @@ class Guarded(Promoting):
             sentinel.others = [each for each in self.sentinels if each is not sentinel]
             sentinel.replicas = len(self.redis) - 1
         for each in self.redis[1:]:
-            each.follow(self.primary)
+            each.follow(self.primary, at_once=True)
         self.sim.after(TEND_EVERY, self._tend)
 
     @property

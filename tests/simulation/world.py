@@ -241,14 +241,15 @@ class World:
         if mine is None or mine.closing or not process.alive:
             return
         mine.left += 1
-        self._in_process(mine, self._work(mine, f"{process}/{name}", operations), name)
+        self._in_process(mine, partial(self._work, mine, f"{process}/{name}", operations), name)
 
-    def _in_process(self, mine: ClientOf, coroutine: Any, name: str) -> None:
-        """Run a coroutine on the event loop of the process, or in a new thread if the process has no loop."""
+    def _in_process(self, mine: ClientOf, work: Callable[[], Any], name: str) -> None:
+        """Run the coroutine that ``work`` returns: on the event loop of the process, or in a new thread if there is
+        none."""
         if mine.loop is None:
-            self.sim.spawn(mine.process, partial(_drive, coroutine), name)
+            self.sim.spawn(mine.process, partial(_drive, work), name)
         else:
-            mine.loop.call_soon_threadsafe(lambda: self._tasks.add(mine.loop and mine.loop.create_task(coroutine)))
+            mine.loop.call_soon_threadsafe(lambda: self._tasks.add(mine.loop and mine.loop.create_task(work())))
 
     async def _sleep(self, seconds: float) -> None:
         if self.plan.face == "asyncio":
@@ -384,7 +385,7 @@ class World:
         """Let an operator take a lock away, through the client of this process."""
         mine = self.clients.get(process)
         if mine and not mine.closing and process.alive:
-            self._in_process(mine, self._force(mine, name), "operator")
+            self._in_process(mine, partial(self._force, mine, name), "operator")
 
     async def _force(self, mine: ClientOf, name: str) -> None:
         # With a simulated server, `_step` excuses the holders when the server executes the request. Without a simulated
@@ -403,7 +404,7 @@ class World:
         mine = self.clients.get(process)
         if mine and not mine.closing and process.alive:
             mine.closing = True
-            self._in_process(mine, self._close(mine), "close")
+            self._in_process(mine, partial(self._close, mine), "close")
 
     async def _close(self, mine: ClientOf) -> None:
         for name in self.kinds:
@@ -459,10 +460,10 @@ class World:
             self.oracles.tell("ended")
 
 
-def _drive(coroutine: Any) -> None:
+def _drive(work: Callable[[], Any]) -> None:
     """Run a coroutine of the blocking API, which never waits for an event loop."""
     try:
-        coroutine.send(None)
+        work().send(None)
     except StopIteration:
         return
     raise AssertionError("a coroutine of the blocking face awaits a loop")

@@ -119,7 +119,8 @@ def isolate(world: World, fault: Fault, process: Process) -> None:
 def _open(world: World, ttl: float) -> Any:
     server = world.servers[0]
     assert isinstance(server, ZooKeeperServer)
-    server.shortest = ttl / 2  # the stalls of a plan are shorter
+    # The stalls of a plan are shorter than that. In a session of half a second, a slow packet ends the connection.
+    server.shortest = max(ttl / 2, 1.0)
     connect_through(world.network, server)
     return multilock_zookeeper.open_backend("zookeeper://simulation", {"prefix": PREFIX, "ttl": ttl})
 

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 DEFAULT_FILE = "multilock.toml"
-LONGEST_REQUEST = 1e9  # seconds; the longest request_timeout, because a socket refuses a few hundred years
+LONGEST_REQUEST = 1e9  # seconds; the longest request_timeout, because a socket refuses a timeout of a few hundred years
 PROJECT_FILE = "pyproject.toml"
 _VARIABLE = re.compile(r"\$(?:\$|\{([^}]*)(\}?))")
 CAPABILITIES = tuple(sorted(f.name for f in fields(Capabilities) if f.type in (bool, "bool")))

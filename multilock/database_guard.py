@@ -332,7 +332,10 @@ def _asker_by_rows(connection: Any) -> Ask:
 
 
 def _asker_by_count(connection: Any) -> Ask:
-    """Return a function that reads no row, because a connection of psycopg may turn its rows into anything."""
+    """Return a function that executes a statement, and returns whether it found a row.
+
+    The function does not read the row, because a connection of psycopg may turn its rows into any type.
+    """
 
     def ask(sql: str, arguments: tuple[Any, ...]) -> bool:
         with connection.cursor() as cursor:

@@ -93,8 +93,8 @@ class Dialling(Generic[Wire]):
         """Return a connection: one that an earlier call did not wait for, or a new one of ``dial()``, which runs on a
         separate thread. Returns the exception that ``dial()`` raised, or a TimeoutError after ``within`` seconds.
 
-        If ``dial()`` connects after this time, the connection is kept for a few seconds (`KEPT`). After that it is
-        closed, or at once if the client was closed or the caller was interrupted.
+        If ``dial()`` connects after this time, the connection is kept for a few seconds (`KEPT`), and then closed. If
+        the client was closed or the caller was interrupted, the connection is closed at once.
         """
         deadline = now() + within
         for login in self._late_logins(now):

@@ -1,4 +1,4 @@
-"""For backends: read options and URLs, and recognise another program that answers at the address.
+"""For backends: read options and URLs, and recognise another program that answers in place of the server.
 
 An option is text if it came from a URL or the environment, and any object if it came from a program or a file. A wrong
 value raises ConfigurationError, whose message has the remedy and no secret. Only `tls_context` does I/O.

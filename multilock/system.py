@@ -174,8 +174,8 @@ def is_interruptible() -> bool:
 class LockBell:
     """A bell made of a lock. A ring frees the lock, and the wait that notices the ring takes it.
 
-    A ring and a wait take two thirds of the time that they take with `threading.Event`. A signal handler may ring it,
-    and an interrupt of the thread that waits cannot break it.
+    A ring and a wait take two thirds of the time that they take with `threading.Event`. A signal handler may ring the
+    bell, and an interrupt of the thread that waits cannot break the bell.
     """
 
     __slots__ = ("_lock",)

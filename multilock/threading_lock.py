@@ -89,7 +89,7 @@ class ThreadingLock(OfThisProcess):
             self._taken.pop(key, None)
             self._lock._kernel.releases.take_back(lease)
             raise
-        lease._open += 1  # each acquire counts as a body, whose end releases the lease
+        lease._open += 1  # each acquire counts as the body of a `with`, whose end releases the lease
         return True
 
     def _tidy(self) -> None:

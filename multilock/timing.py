@@ -55,6 +55,7 @@ LATE_REQUEST = 60.0
 LATE_REQUEST_IN_SESSION = 600.0
 
 # A waiter
+
 # Heartbeats in each liveness period. A heartbeat keeps a waiter's place for a whole period, so two may be late.
 HEARTBEATS = 3
 # Shortest and longest liveness period in seconds. Even with the shortest period, the heartbeats of a thousand waiters

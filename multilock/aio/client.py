@@ -368,7 +368,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
 
         here = contextvars.copy_context()  # shows an election whether its own work calls this close()
         self._kernel.spawn(lambda: here.run(close), "multilock-close")
-        while not self._kernel.starts_threads():  # noqa: ASYNC110 - no event tells of a free thread
+        while not self._kernel.starts_threads():  # noqa: ASYNC110 - nothing reports a free thread
             await asyncio.sleep(SOON)
         await closed.wait()
 

@@ -153,8 +153,8 @@ class LoopTerm(Term[AsyncLeadership]):
         task = self._elected_task
         if task is None or self.elected.done or not self.can_work():
             return
-        # If the loop is ending, it has already cancelled the task. A second cancellation would cut off the task's
-        # clean-up.
+        # A loop that ends cancels all its tasks: the work, which makes this node resign, and the task of on_elected. A
+        # second cancellation would cut off the clean-up of on_elected.
         if not (loss.reason is LossReason.RESIGNED and task.cancelling()):
             task.cancel()
 

@@ -68,8 +68,8 @@ class Child:
         self._pipes: tuple[int, ...] = (self._report, self._go)
         self._watch_end: int | None
         watch, self._watch_end = os.pipe()  # closes when this process ends, whatever the cause
-        # In `multilock run … | less` on a terminal, the rest of the pipeline needs the foreground. CMD gets it when CMD
-        # first uses the terminal.
+        # In `multilock run … | less` on a terminal, `less` needs the foreground. CMD gets the foreground when CMD first
+        # uses the terminal.
         foreground = self._terminal and os.isatty(1)
         theirs = (report_end, go, watch)
         arguments = [str(os.getpid()), *map(str, theirs), str(int(foreground)), *command]
@@ -91,7 +91,7 @@ class Child:
         ``seconds()`` returns for how long CMD may still begin. The launcher is slow on a busy machine: a lease that was
         valid when the launcher was started may have ended when it is ready.
         """
-        ready = told = False  # the launcher waits for the permission to begin, or has got it
+        ready = told = False  # whether the launcher waits for the permission to begin; whether it has got it
         while True:
             asked_at = now()
             if not (left := seconds()):

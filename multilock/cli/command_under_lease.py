@@ -34,7 +34,7 @@ def run_under(lease: Lease, command: Sequence[str], signals: Signals, grace: flo
         "MULTILOCK_TOKEN": "" if lease.token is None else str(lease.token),
         "MULTILOCK_OWNER": lease.owner,
     }
-    log_thread.defer(int)  # start the thread of the log now
+    log_thread.defer(int)  # start the thread of the log now, because CMD may use up the limit of processes
     held = cast("AnyHeld", lease)
     held._at_end(signals.wake)
     began = False

@@ -144,7 +144,8 @@ def show_warnings() -> None:
     """Print the library's warnings on stderr at once, above all that the backend does not reply."""
     global _voice
     _voice = _voice or _Voice()
-    logging.getLogger().addHandler(logging.NullHandler())  # client libraries warn of each attempt, and we warn once
+    # Hide the warnings of client libraries: they warn of each attempt, and we warn once.
+    logging.getLogger().addHandler(logging.NullHandler())
     logger = logging.getLogger("multilock")
     logger.addHandler(_Say(logging.WARNING))
     logger.propagate = False

@@ -89,9 +89,9 @@ def _holding(info: LockInfo) -> object:
 
 
 def _without_example(info: LockInfo) -> LockInfo:
-    """Return ``info`` without the fields of one holder if there are several.
+    """If there are several holders, return ``info`` without the fields that describe only one of them.
 
-    The backend shows an arbitrary holder, and on Redis each renewal may change which holder that is.
+    The backend describes an arbitrary holder, and on Redis each renewal may change which holder that is.
     """
     if info.holders is None:
         return info

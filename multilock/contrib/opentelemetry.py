@@ -2,9 +2,9 @@
 
 The metrics are those of `multilock.contrib.prometheus`. An exporter to Prometheus turns each name of this module into
 the name that `multilock.contrib.prometheus` uses (``multilock.acquire.wait`` in seconds →
-``multilock_acquire_wait_seconds``). So the alerts and the dashboard for Prometheus fit. `Client.events` feeds the
-counters, histograms and spans, on its callback thread (asyncio: in the loop). Gauges are read from the clients when the
-SDK collects.
+``multilock_acquire_wait_seconds``). So the alerts and the dashboard made for that module fit. `Client.events` feeds
+the counters, histograms and spans, on its callback thread (asyncio: in the loop). Gauges are read from the clients when
+the SDK collects.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Instruments:
             "multilock.renew.failures", "{renewal}", "Renewals that had no reply, or were refused."
         )
         self.wait = histogram("multilock.acquire.wait", "s", "From the call of acquire() to the grant.", WAITS)
-        # Not "multilock.held" with the unit s: that is the name of a gauge.
+        # The unit is part of this name, because "multilock.held" is already the number of held leases.
         self.held = histogram("multilock.held.seconds", "s", "From the grant to the release, or to the loss.", HELD)
         self.renew = histogram("multilock.renew", "s", "From the request of a renewal to its reply.", WAITS)
         self.slack = histogram(

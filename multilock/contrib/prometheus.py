@@ -3,8 +3,8 @@
 `Client.events` feeds the counters and histograms, on its callback thread (asyncio: in the loop). Gauges are read from
 the clients when Prometheus scrapes: like ``is_held()``, they come from the clock and not from a flag. A figure of a
 lock has an exemplar, the trace of the acquire(), if OpenTelemetry samples that trace. Prometheus shows exemplars if it
-scrapes in the OpenMetrics format. ``leader_election_master_status`` has the name and the meaning that Kubernetes'
-client-go gives it, so that its dashboards and alerts fit.
+scrapes in the OpenMetrics format. ``leader_election_master_status`` has the name and the meaning of the metric of
+Kubernetes' client-go, so that dashboards and alerts made for client-go fit.
 """
 
 from __future__ import annotations

@@ -160,8 +160,8 @@ class _Contender:
                 if line.unheard(self.started, now):  # the request of the first waiter is still under way
                     raise self._unavailable(BackendUnavailable("none since the wait began", unknown=False))
                 return False
-            # Sleep until an outage may have lasted too long for this waiter. If there is no outage now, that takes at
-            # least one ``outage_timeout``.
+            # Sleep until an outage may have lasted too long for this waiter. If there is no outage now, no outage
+            # can have lasted too long before one ``outage_timeout`` is over.
             look = patience_ends if line.silence else now + outage_timeout
             await self.bell.wait(min(self.deadline, look) - now)
         return True

@@ -104,8 +104,9 @@ class Cancels:
     ) -> None:
         """Release this claim in the background.
 
-        ``unsure``: Some request with its id was never answered. ``not_before``: The time of the first request.
-        ``rest_until``: The time until which hold_at_least keeps the name of the claim taken, if the claim was held.
+        ``unsure``: Some request of the claim was never answered. ``not_before``: When to send the first release, None
+        for now. ``rest_until``: The time until which hold_at_least keeps the name of the claim taken, if the claim was
+        held.
         """
         kernel = self._kernel
         start = kernel.now() if not_before is None else not_before

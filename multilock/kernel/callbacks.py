@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CALLED", "Callbacks", "ThreadCallbacks", "call_in_thread", "call_safely", "check_callback", "runs"]
 
-THREADS = 64  # callbacks that run at once, because a thousand losses do not need a thousand threads
+THREADS = 64  # the most callbacks that run at once: a thousand losses do not need a thousand threads
 HUNG = 0.1  # seconds after which a running callback no longer counts towards THREADS
-MOST = 1000  # callbacks that run at once if deadlines are near
+MOST = 1000  # the most callbacks that run at once while a queued callback must not wait longer
 
 CALLED: ContextVar[object] = ContextVar("multilock_callback", default=None)
 """The callback call that this thread or task runs. If it closes the client, `Callbacks.wait` does not wait for it."""
@@ -231,8 +231,8 @@ class ThreadCallbacks:
                 again, call.begun = call.begun, True
             if not again:
                 CALLED.set(call)
-                # Remove the callback from the call here. Otherwise the thread that started this one could drop the last
-                # reference to it: see `Once`.
+                # Remove the callback from the call here. Otherwise the thread that started this thread could drop the
+                # last reference to the callback: see `Once`.
                 callback, args, call.callback, call.args = call.callback, call.args, _nothing, ()
                 call_in_thread(callback, *args)
                 del callback, args

@@ -34,7 +34,7 @@ __all__ = ["Candidacy"]
 
 T = TypeVar("T", bound=Holding)
 POLITE = 2.0  # seconds for which a node that resigned lets other nodes go first, if the backend keeps no queue
-LOOK_AGAIN = 0.1  # seconds between two requests for the leader; once another node leads, this node campaigns again
+LOOK_AGAIN = 0.1  # seconds between two requests for the leader, while this node waits until another node leads
 FAILED_PAUSE = 1.0  # seconds until a node campaigns again after the backend refused, or its on_elected raised
 
 

@@ -175,7 +175,7 @@ class Kernel:
         Raises ClientClosed. Raises CapabilityMissing if a hard fence cannot work on this system."""
         if fence := self.fence:
             return fence
-        # made before the lock is taken, because the first fence loads a library, which takes long
+        # The fence is made before the lock is taken, because the first fence loads a library, which takes long.
         fence = Fence(self.runtime.killer())
         with self.lock:
             if self.fence is None and not self.closed:
@@ -294,8 +294,8 @@ class Kernel:
             ticker.poke(at)
 
     def nudge(self) -> None:
-        """Make the ticking thread run a step now. If there is none, do nothing, because the caller must not start a
-        thread."""
+        """Make the ticking thread run a step now. If the client has no ticking thread, do nothing, because the
+        caller must not start a thread."""
         if ticker := self.ticker:
             ticker.poke(self.now())
 
@@ -341,8 +341,8 @@ class Kernel:
 
     def _watchdog_died(self, error: BaseException) -> None:
         self.died = True
-        # Cleared, so that reporting the losses can start a new ticking thread. `is_healthy` stays False because of
-        # `died`.
+        # The ticking thread is forgotten, so that the reports of the losses can start a new one. `is_healthy` stays
+        # False because of `died`.
         self.ticker = None
         try:
             self.losses.lose_all(LossReason.WATCHDOG_DIED, f"the renewing thread ended: {type(error).__name__}")

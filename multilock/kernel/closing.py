@@ -81,8 +81,8 @@ class End:
     def _wait_for_the_end(self) -> None:
         """Wait for the `close` of another thread, unless that thread may wait for this one.
 
-        It may do so if this call comes from a finalizer or a callback, or while that `close` waits for the work of an
-        election.
+        That thread may wait for this one if this call comes from a finalizer or a callback, or while the other `close`
+        waits for the work of an election.
         """
         kernel = self._kernel
         if not (in_the_middle() or CALLED.get() or self._awaits_work) and self._closing not in (
@@ -92,8 +92,8 @@ class End:
             wait_until(kernel.runtime, lambda: self._ended or kernel.now() >= self._over_by, math.inf)
 
     def _close(self, leases: list[Holding]) -> None:
-        """Do the work of `close`, once the client accepts no new calls. ``leases`` are the leases that it held at that
-        time. A second call changes nothing."""
+        """Do the work of `close`, once the client accepts no new calls. ``leases`` are the leases that the client
+        still held then. A second call changes nothing."""
         kernel = self._kernel
         budget = kernel.request_timeout()
         endings = [end() for end in list(kernel.closers)]

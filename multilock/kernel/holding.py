@@ -84,7 +84,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self.loss: Loss[Any] | None = None
         self.count = 1  # acquires without their release; more than 1 only for a reentrant lock
         self._open = 0  # open bodies of `with` under this lease, plus leases of several locks that contain this lease
-        self._guests = 0  # bodies without an acquire of their own that were open when the last acquire was counted
+        self._guests = 0  # open bodies that had no acquire of their own when the last acquire was counted
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired this lease
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
         self._hooks: list[Callable[[], None]] | None = None  # called by the thread that ends the lease

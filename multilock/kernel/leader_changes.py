@@ -30,9 +30,10 @@ REFUSED_PAUSE = 1.0  # seconds until the next request, if the backend refused to
 
 
 class Followers:
-    """The bells of all observers, by name. A bell rings when its name may have changed.
+    """The bells of all observers, by the name that they observe. A bell rings when the holder of the name may
+    have changed.
 
-    The bell also rings once when the backend has begun to push changes of that name.
+    The bell also rings once when the backend has begun to push the changes of that name.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -44,7 +45,7 @@ class Followers:
         self._pushed: frozenset[str] = frozenset()
 
     def add(self, name: str, bell: Bell) -> None:
-        """Ring ``bell`` whenever ``name`` may have changed."""
+        """Ring ``bell`` whenever the holder of ``name`` may have changed."""
         self._remove_dropped()
         with self._lock:
             self._bells.setdefault(name, []).append(bell)

@@ -37,7 +37,7 @@ class Releases:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        # Leases that the ticking thread must release. Each comes with the end of the body that released it, or None.
+        # Leases that the ticking thread must release, each with the end of the body that releases it, or with None.
         self._late: deque[tuple[AnyHeld, EndOfBody | None]] = deque()
 
     async def release(self, lease: AnyHeld, until: float | None = None, *, body: EndOfBody | None = None) -> bool:

@@ -81,7 +81,7 @@ class Runtime(Protocol):
         """Return the time in seconds, on the clock of all deadlines."""
 
     def wall(self) -> int:
-        """Return the wall clock in µs, which hosts can compare."""
+        """Return the time of the wall clock in µs, for comparisons between hosts."""
 
     def event(self) -> ThreadEvent:
         """Make an event."""

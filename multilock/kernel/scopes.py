@@ -84,10 +84,10 @@ class Scope(Generic[L]):
 class WithEntry(Generic[L]):
     """One ``with lock``: its lease, and the frame that contains the ``with`` statement.
 
-    The frame is the same at the end of the ``with``, even if the end runs in another thread or task, because a
-    generator (a fixture, a dependency of FastAPI) keeps its frame. If an exit stack or another helper entered the lock,
-    the frame at the end is a different frame. The entry keeps a reference to the frame, so no later frame can get the
-    same identity.
+    A ``with`` ends in the frame in which it began. This is true even in a generator (a fixture, a dependency of
+    FastAPI) that begins the ``with`` in one thread or task and ends it in another. If an exit stack or another helper
+    entered the lock, the end has a different frame. The entry keeps a reference to its frame, so that no later frame
+    can be mistaken for it.
     """
 
     __slots__ = ("_open", "body", "frame", "lease")

@@ -206,8 +206,8 @@ class Term(Generic[T]):
     def loss_for_the_body(self) -> Loss[Any] | None:
         """Return the resignation that must be reported to the body.
 
-        Returns None if there was no resignation, or if the body itself resigned. The body that resigned keeps the lease
-        until the grace is over, and is then notified as well.
+        Returns None if there was no resignation, or if the body itself resigned. A body that resigned is notified when
+        the grace is over, because the lease is released then.
         """
         if self._resigned_by_body and self.leadership.stage == HELD:
             return None

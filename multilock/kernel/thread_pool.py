@@ -32,7 +32,7 @@ class ThreadPool:
         self._or_here = or_here
         self._threads = 0
         self._running = 0  # the threads that run, without those that the operating system has refused so far
-        self._idle = 0  # waiting threads that no job is on its way to; `submit` reserves one by counting down
+        self._idle = 0  # waiting threads for which no job is on its way; `submit` reserves one by lowering this number
         self._backlog = 0  # jobs that were submitted while no thread was free
         self._closed = False
 

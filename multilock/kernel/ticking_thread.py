@@ -18,7 +18,7 @@ from multilock.system import now
 __all__ = ["Ticker", "TickingThread"]
 
 # A ticking thread divides a longer wait into waits of this many seconds. A wait does not count the time for which the
-# machine sleeps, so without this limit a step could be late by that time.
+# machine sleeps, so without this limit the next step would be delayed by the whole sleep.
 LONGEST_WAIT = 1.0
 
 

@@ -134,7 +134,7 @@ class Watchdog:
                 if lease.schedule.due != when:
                     self._stale -= 1
                     if when > now:
-                        following = when  # a step at this time is not needed, but saves each new lease a poke
+                        following = when  # this step does nothing, but while it is planned, a new lease wakes no thread
                     continue
                 lease.schedule.due = None
                 if now >= lease.lost_at:

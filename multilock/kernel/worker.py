@@ -2,7 +2,7 @@
 
 The operating system may refuse a thread (a limit of the container, no memory), and a thread may die of a defect of
 multilock. Neither may cause the loss of a lock. The ticking thread of each client retries a start that was refused. A
-thread that died begins again. `Client.is_healthy` and `Client.diagnose` report both.
+thread that died begins again. `Client.is_healthy` and `Client.diagnose` report refused and dead threads.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Worker:
         """Start the thread. Returns False if it is refused: `try_again` then calls this again."""
         try:
             refusal = begin_thread(self._main, self.name)
-        except BaseException:  # interrupted: the thread may run or not
+        except BaseException:  # interrupted: the thread may or may not run
             self._is_missing("its start was interrupted")
             self._call_for_help()
             raise

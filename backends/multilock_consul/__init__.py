@@ -137,7 +137,7 @@ def _address(scheme: str, said: str, port: int) -> Address:
     if said.endswith("]") or not colon:
         host, digits = said, str(port)
     bare = host.removeprefix("[").removesuffix("]")
-    if not bare:  # if this guessed a host, a stranger's server could receive the token
+    if not bare:  # if we guessed a host, a stranger's server could receive the token
         raise ConfigurationError(f"a host in the URL of {scheme}:// is empty: {scheme}:// alone is localhost")
     if host != (f"[{bare}]" if ":" in bare else bare):
         raise ConfigurationError(f"an IPv6 address in the URL of {scheme}:// needs brackets: [::1], or [::1]:{port}")

@@ -119,7 +119,7 @@ class Listener:
         # Ids of claims that are leaders of an election. No other claim takes their queries.
         self._leaders: set[str] = set()
         self._woken: dict[str, float] = {}  # name -> when its waiters were woken last
-        self._contested: dict[str, float] = {}  # name -> when more than one waiter was seen
+        self._contested: dict[str, float] = {}  # name -> when a waiter last lost the race for the name
         self._alarms: list[tuple[float, str]] = []  # later wake-ups: their time and claim id
         self._spare: list[Wire] = []
 

@@ -214,8 +214,8 @@ class EtcdRecipe:
         elif isinstance(answer, Granted):
             self._watcher.stop(waiter.claim.id)
         elif waiter.lease is None or (answer and not answer.spent and not waiter.revision):
-            # The server has no key of this claim, and will not get one, so the kernel sends no release. (It does
-            # release a spent claim, because a join whose reply was lost may still be executed.)
+            # The server has no key of this claim, and will not get one, so the kernel sends no release. (The kernel
+            # does release a spent claim, because a join whose reply was lost may still be executed.)
             self._waiters.forget(waiter)
             self._end_own_session(waiter, deadline)
 

@@ -87,7 +87,8 @@ class Waiters:
             return self._waiters.get(claim.id) or self._waiters.setdefault(claim.id, self._new(claim))
 
     def has(self, waiter: Waiter) -> bool:
-        """Return whether this waiter was cancelled or not dropped, so that its claim gets no other waiter."""
+        """Return whether the claim still uses this waiter. Returns False if an earlier attempt has dropped the waiter,
+        and the claim was not cancelled."""
         with self.lock:
             return waiter.cancelled or self._waiters.get(waiter.claim.id) is waiter
 

@@ -93,8 +93,9 @@ class Queue:
         for each in deletions:
             self._told.append(each)
             if len(self._told) > REMEMBERED:
-                # The oldest deletion is dropped. A claim that read the queue before its revision must read it again
-                # (`_catch_up`). A replayed deletion has an old revision, which must not lower `_after`.
+                # The oldest deletion is dropped. A claim that read the queue before the revision of that deletion must
+                # read the queue again (`_catch_up`). A replayed deletion has an old revision, which must not lower
+                # `_after`.
                 self._after = max(self._after or 0, self._told.popleft().revision)
         taken = self._taken_back(deletions)
         return taken + self._decide([(each, _count_down(each, deletions)) for each in self._waiting.values()])

@@ -112,7 +112,7 @@ class Position:
         """Return the keys that the claim watches while it is not near the front.
 
         If more than `NEAR` keys exclude the claim, it watches the key whose deletion leaves `NEAR` of them. Then the
-        watch of the whole name counts down the rest. If fewer keys exclude the claim, it watches the newest of these.
+        watch of the whole name counts down these keys. If fewer keys exclude the claim, it watches the newest of these.
         If no key excludes it, all n permits are taken. It then watches the n newest permits ahead, because it has room
         as soon as any of these is deleted. If n is too great, no keys are returned, and the claim watches the whole
         range.

@@ -283,7 +283,7 @@ class EtcdTransport:
 
     @property
     def name(self) -> str:
-        """The name in messages of the endpoint in use."""
+        """The name of the present endpoint, for messages."""
         return f"etcd {self._cluster.targets[self._current]}"
 
     @property
@@ -374,7 +374,7 @@ class EtcdTransport:
                 stream.cancel()
         except (grpc.RpcError, BackendUnavailable) as error:
             if isinstance(error, grpc.RpcError):
-                if OURS in _details(error):  # the endpoint itself may be healthy
+                if OURS in _details(error):  # this client ended the stream, so the endpoint may be healthy
                     raise BackendUnavailable("this client ended its stream", unknown=False) from error
                 self._login.is_over(error)
                 raise self._failed(connection, error, sent_at) from error
@@ -552,7 +552,7 @@ class _Connection:
         return call
 
     def _refused_a_thread(self, error: BaseException) -> None:
-        """Handle that gRPC could not start a thread. If that thread reads this channel's events, start it as soon as
+        """Deal with gRPC's failure to start a thread. If that thread reads this channel's events, start it as soon as
         the process can start threads again.
 
         gRPC itself does not try again. Without that thread no event of a stream on this channel arrives, and closing

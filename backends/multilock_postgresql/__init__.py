@@ -142,7 +142,7 @@ class PostgresqlBackend:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         if join and not self._listener.listening:
             # A free lock needs no listener. But a waiter needs one for the notification of a handover, so the claim
-            # joins the queue only after that.
+            # joins the queue only once the client listens.
             deadline = self._now() + within
             answer = self._recipe.attempt(claim, False, within)
             if isinstance(answer, Granted):

@@ -80,10 +80,10 @@ class Recipe:
         """Return the arguments of an attempt, without the last one."""
         ttl, wait = claim.ttl, liveness(claim.ttl) if join else 0.0
         echo = None
-        # If the lock is not renewed, a push is no grant, because only a reply grants the whole ttl. If the ttl is
-        # shorter than the liveness, it is none either: a confirmed lease would end before the lease of the handover.
+        # Without an echo, the push that hands the name over is only a hint. A lock that is not renewed needs a reply,
+        # because only a reply grants the whole ttl. If the ttl is shorter than the liveness, a confirmed lease would
+        # end before the lease of the handover.
         if join and self.told and claim.renew and ttl >= wait:
-            # Read the time before the request is sent.
             echo = b"%d/%d" % (self._now() * 1e6, round(wait * 1000))
         return [
             self._keys.of(claim.name),
@@ -157,8 +157,9 @@ class Recipe:
         return renewed
 
     def _to_renew(self, held: Sequence[Held]) -> list[bytes | None]:
-        # The server locks the rows in this order. Subscriptions of followers use the same order by name, and force_1 by
-        # id, so that no deadlock is possible.
+        # The server locks the rows in this order: by name, then by id. Other requests keep to it, so that no deadlock
+        # is possible. A request that follows names sorts them by name. The SQL function `force_1` locks the holders of
+        # one name, and sorts them by id.
         held = sorted(held, key=lambda each: (each[0].name, each[0].id))
         return [
             array(self._keys.of(claim.name).decode() for claim, _ in held),

@@ -27,7 +27,7 @@ QUERY = b"""SELECT current_setting('server_version_num'), current_setting('fsync
 
 
 class ServerState(NamedTuple):
-    """The state of the server, as it reports it."""
+    """The server's version, settings and present load, as one query returns them."""
 
     version: int
     fsync: str

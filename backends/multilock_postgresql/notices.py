@@ -270,7 +270,7 @@ class Listener:
         ids = array(claim_id for claim_id, _ in named)
         rows, _ = self._transactions.run(self._transactions.steps.lost, [keys, ids], within, limited=False)
         for row in rows:
-            # A release removes its claim before its request is sent, so a released lock is not reported as lost.
+            # A release removes the claim here before it sends its request, so a released lock is not reported as lost.
             claim_id = text(row[0])
             if self._watched.pop(claim_id, None) is not None:
                 self._notices.gone(claim_id, LossReason.TAKEN, "its row was deleted, or has another holder")

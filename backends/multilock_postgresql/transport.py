@@ -242,7 +242,8 @@ class PgWire:
         return self._rows()
 
     def ping(self) -> None:
-        """Send a request whose reply `receive` reads. Notifications may have arrived before it.
+        """Send a request whose reply `receive` reads. Notifications may arrive before the reply. `receive` returns
+        them.
 
         The request is not sent in a pipeline, which has several results for one request. libpq shows no notification
         that comes after an unread result.
@@ -522,7 +523,7 @@ class ConnectionPool:
         while self._idle:
             try:
                 wire = self._idle.pop()
-            except IndexError:  # another thread has taken it
+            except IndexError:  # another thread has taken the last idle connection
                 continue
             if wire.alive and not wire.stale():
                 return wire

@@ -161,12 +161,12 @@ class Recipe:
         """Return the request of an attempt."""
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
-        # With replicas= a push is no grant, because a handover does not wait for the replicas. In a cluster it is none
-        # either: every node forwards a push, so the waiter cannot tell which node's clock ends the lease.
+        # With replicas= a push does not count as a grant, because a handover does not wait for the replicas. Nor does
+        # it in a cluster: every node forwards a push, so the waiter cannot tell which node's clock ends the lease.
         by_push = claim.renew and not self.replicas.of_grants and not self._keys.in_slots
         how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, by_push)
         if echo:
-            how += echo % (self._transactions.now() * 1e6)  # read before the request is sent
+            how += echo % (self._transactions.now() * 1e6)  # the time, read before the request is sent
         return b"".join((head, keys.common, keys.own(claim), how))
 
     def attempted(self, claim: Claim, answer: Any, sent_at: float) -> Granted | Busy:

@@ -244,7 +244,7 @@ class ClusterMap:
         """Return the nodes to ask for the table, the best first.
 
         Each call begins with another node, because a node that was cut off replies with an old table. The addresses of
-        the URL come after all addresses of the table: these may belong to another cluster by now.
+        the URL come last, because they may belong to another cluster by now.
         """
         learnt: list[Address] = []
         if self._table is not None:

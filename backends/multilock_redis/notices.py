@@ -460,8 +460,8 @@ class Listener:
                 continue
             message = "its key was deleted or has expired" if owner is None else "its key has another owner"
             for claim_id in [claim_id for claim_id, its_owner in watched.items() if its_owner != owner]:
-                # Only the thread that removes the claim reports its loss. A release removes its claim before its
-                # request is sent, so a released lock is not reported as lost.
+                # Only the thread that removes the claim reports its loss. A release removes the claim before it sends
+                # its request, so a released lock is not reported as lost.
                 if self._watched.take(claim_id):
                     self._notices.gone(claim_id, LossReason.TAKEN, message)
             followed = self._followed

@@ -381,8 +381,8 @@ class Endpoint:
         self._settings = settings
         self._open = Open()
         self._dialling = Dialling[Wire]("multilock-redis-connect", CONNECTING_AT_ONCE)
-        #: Returns whether another server has replaced this one. It is called after each new connection, so that a
-        #: connection made during the change is ended as well.
+        #: Returns whether another server has replaced this one. Called after each new connection, so that a connection
+        #: made during the change is ended as well.
         self.is_left: Callable[[], bool] = _never
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ class Redirected(BackendRejected):
 
 
 class Unclear(BackendRejected):
-    """An ERR that no known server sends. It refuses a request that changes nothing. For other requests see
+    """An ERR that no known server sends. If the request changes nothing, it counts as refused. For other requests see
     `doubted`."""
 
 

@@ -68,7 +68,7 @@ def _path(url: str) -> str:
     if path.strip("/") == ":memory:":
         raise ConfigurationError("a SQLite database in memory has one connection: use memory://", backend="sqlite")
     if not path.startswith("/") or path.endswith("/"):
-        shown = url.rpartition("@")[2]  # a password may precede it, as in other URLs
+        shown = url.rpartition("@")[2]  # hide a password, which other URLs have before an @
         raise ConfigurationError(
             f"{shown!r} does not name a file by its absolute path: write sqlite:////directory/file, with four slashes",
             backend="sqlite",

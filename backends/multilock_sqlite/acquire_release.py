@@ -214,8 +214,8 @@ class Recipe:
         return held
 
     def rest(self, sql: Connection, key: str, claim_id: str, unsure: bool, seconds: float, now: float) -> bool:
-        """Keep the name taken for ``seconds``. Its row then names neither an owner nor a process. Returns True if this
-        claim held the name."""
+        """Keep the name taken for ``seconds``. The claim's row then names neither an owner nor a process. Returns True
+        if the claim held the name."""
         resting = RESTS + claim_id
         row = sql.execute(
             "SELECT id, until FROM locks WHERE key = ? AND id IN (?, ?)", (key, claim_id, resting)

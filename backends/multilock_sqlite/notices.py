@@ -30,7 +30,7 @@ STILLBORN = 60_000_000  # µs of the wall clock; a FIFO that has its NEWBORN nam
 CLAIM = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{1,64}")  # the id of a claim; the first part is its client
 TAKEN = b"!"  # the message that an operator took a name from a claim of this client
 CLIENT = re.compile(r"[0-9a-f]{16}")
-WHOLE = 512  # so many bytes are written to a FIFO completely or not at all
+WHOLE = 512  # bytes; a write of up to this length reaches a FIFO completely or not at all
 ROOM = 32768  # bytes of one read; a full read may mean that further messages did not fit into the FIFO
 
 _OPEN = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC

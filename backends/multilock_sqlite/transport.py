@@ -389,7 +389,8 @@ _REJECTED = {
 def _need_files() -> None:
     """Raise OSError unless six more files can be opened.
 
-    A connection needs its database, log, shared memory and directory, and the first one needs two for its exclusion.
+    A connection opens the database, its log, its shared memory and its directory. The first connection also opens two
+    descriptors for the file locks.
     """
     with contextlib.ExitStack() as files:
         for _ in range(6):
@@ -414,7 +415,7 @@ _inherited: list[Connection] = []
 # files that the parent had open at the fork, and that SQLite cannot use in this child
 _torn: set[tuple[int, int]] = set()
 _forking: int | None = None  # the thread that holds _opening for a fork
-_draining: set[tuple[int, int]] = set()  # files for which a fork waits, and to which no new request begins
+_draining: set[tuple[int, int]] = set()  # files for which a fork waits, and on which no new request begins
 
 
 def _before_fork() -> None:

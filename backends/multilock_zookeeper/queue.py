@@ -33,7 +33,7 @@ _MARKS = {"__lock__": "kazoo", "__rlock__": "kazoo", "-lock-": "curator", "__WRI
 _READS = {"__rlock__", "__READ__"}
 # By style: the ending of a plain reader, and the endings of a plain reader and of a plain lock or writer
 _PLAIN = {"kazoo": ("__rlock__", ("__rlock__", "__lock__")), "curator": ("__READ__", ("__READ__", "__WRIT__"))}
-_SEMAPHORE = re.compile(r"[0-9a-f]{32}|locks|leases")  # a lease of kazoo's semaphore; the children of Curator's
+_SEMAPHORE = re.compile(r"[0-9a-f]{32}|locks|leases")  # a lease of kazoo's Semaphore, or a folder of Curator's
 
 
 class Contender(NamedTuple):

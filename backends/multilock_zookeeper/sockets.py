@@ -85,7 +85,8 @@ class _Greeted:
 class _Buffered(_Greeted):
     """A `_Greeted` connection that reads ahead, because kazoo reads each reply in two pieces.
 
-    kazoo checks ``pending()`` before it waits, as for TLS. Only its main loop does not, so `Handler.select` does.
+    Before kazoo waits for a reply, it checks ``pending()``, as for TLS. kazoo's main loop does not check it, so
+    `Handler.select` does.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -155,7 +156,7 @@ def drop_what_is_not_understood(connection: Any) -> None:
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads and sockets. It limits the time that is spent on dead hosts.
+    """kazoo's threads and sockets, with a limit for the time that kazoo spends on a dead host.
 
     A server with older data turns away any client that has seen newer data, and cannot report that a session has
     expired. kazoo would try forever. So this handler reports the expiry, once ``is_over`` returns True. The argument of
@@ -202,7 +203,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
         kazoo would spend the whole session timeout on this host if there is no other.
         """
-        if len(reading) > 1:  # kazoo's main loop, which waits for requests too, so the host has replied
+        if len(reading) > 1:  # this is kazoo's main loop, which begins after the host's reply
             self._greeted()
         elif self._greeting:
             timeout = min(timeout, self._greeting_within)

@@ -13,7 +13,7 @@ have forgotten its leases, so its votes do not count until all those leases have
 The modules, with the names that they define:
 
 * `votes` has the record of one claim at all servers, the `Evidence`. It does no I/O.
-* `connections` asks all servers at once. A `Fan` has one connection to each server, each of which is a `Lane`.
+* `connections` asks all servers at once. A `Fan` has one `Lane` (a connection) to each server.
 * `acquire_release` acquires and releases in a thread, `event_loop` on an event loop.
 * `renewal` extends the held leases.
 * `background_thread` has the client's background thread, the `Clerk`.

@@ -75,7 +75,7 @@ class Round:
         self._raised = False
         self._timed = False
         self._until = until
-        self.end = until  #: when the round ends, in seconds; moved forward once a majority has replied
+        self.end = until  #: when the round ends, in seconds; sooner once a majority has replied
 
     def said(self) -> Granted | RoundState | None:
         """Return the result of the round, or None while a missing reply can still decide it.
@@ -131,7 +131,7 @@ class Rounds:
         self._scheme = scheme
         self.pool = Pool(self.servers.links, notices.now)
         self.clerk = Clerk(self, self.pool, notices.now)
-        # a low estimate of the round trip, in seconds; longer ones are usually due to load on this machine
+        # seconds of a round trip without load; a longer round trip usually means that this machine is busy
         self.rtt = 0.005
         self.claims: dict[str, Evidence] = {}  #: by claim id
         self._lock = system.Lock()  # guards `_left`
@@ -200,7 +200,8 @@ class Rounds:
         claim, keys = evidence.claim, self._keys.of(evidence.claim.name)
         wait, echo = round(liveness(claim.ttl) * 1000), b""
         if told and claim.renew and claim.ttl >= liveness(claim.ttl):
-            # With a shorter ttl, a confirmed lease would end before the lease of the handover.
+            # Without an echo, the push that hands the name over is only a hint. If the ttl is shorter than the
+            # liveness, a confirmed lease would end before the lease of the handover.
             echo = b"%d/%d" % (at, wait)
         if joins is not Joins.YES:
             wait = QUIET if joins is Joins.QUIETLY else 0
@@ -326,7 +327,8 @@ class Rounds:
         return BUSY if evidence.answers(now) + pending >= self.need else SHORT
 
     def raise_stamps(self, evidence: Evidence, fan: Fan, joins: Joins) -> None:
-        """Ask the servers that vote for the claim to raise their stamps to one value. The caller holds its lock."""
+        """Ask the servers that vote for the claim to raise their stamps to one value. The caller holds the claim's
+        lock."""
         votes = [i for i, view in enumerate(evidence.views) if view.state is VOTES and not view.pending]
         self.ask(evidence, fan, dict.fromkeys(votes, RAISE), joins)
 
@@ -398,8 +400,8 @@ class Rounds:
         return Busy(heartbeat(claim.ttl), self._free_in(evidence))
 
     def _free_in(self, evidence: Evidence) -> float | None:
-        """Return the seconds after which the name may be free at a majority of servers, by their replies. Returns None
-        if that is unknown."""
+        """Return the seconds after which the name may be free at a majority of servers, according to their replies.
+        Returns None if that is unknown."""
         now, ends = self.now(), list[float]()
         for which, view in enumerate(evidence.views):
             end = 0.0 if view.state is VOTES else math.inf if view.ends is None else view.ends / 1e6

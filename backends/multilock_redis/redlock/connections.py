@@ -74,8 +74,8 @@ class Link:
     def take(self, *, again: bool = False) -> Wire | None:
         """Return a spare connection. If there is none, return None and have another thread make one.
 
-        After a failure, no connection is begun until a pause is over. ``again`` is True if the caller has asked before.
-        Then only as many connections are made as callers wait for one.
+        After a failure, no connection is begun until a pause is over. ``again`` is True if the caller repeats the call
+        until it gets a connection. Then at most one connection for each waiting caller is being made.
         """
         with suppress(IndexError):
             while (wire := self._spares.popleft()).stale():  # the server has closed the connection

@@ -1,4 +1,4 @@
-"""The requests of operators: the holder of a name on a majority, and the findings about each server."""
+"""The requests of operators: find the holder of a name by majority, and check every server."""
 
 from __future__ import annotations
 

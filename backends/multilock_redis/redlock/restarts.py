@@ -1,6 +1,6 @@
 """The restart guard: votes of a restarted server do not count until all leases that it may have forgotten have expired.
 
-This module also refuses a server with two names, which would have two votes.
+This module also refuses two addresses of one server, which would have two votes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INFO = pack("INFO", "server")
 
 
 class SameServer(BackendRejected):
-    """Two of the names lead to one server, which would have two votes."""
+    """Two of the addresses lead to one server, which would have two votes."""
 
 
 class Guarded(Endpoint):

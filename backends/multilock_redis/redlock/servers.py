@@ -128,7 +128,7 @@ class Servers:
     def ask_most(
         self, question: Callable[[Node, float], Said], within: float, what: str, *, everybody: bool = False
     ) -> dict[int, Said]:
-        """Return the replies of a majority, by the numbers of the servers. Raises if no majority replies.
+        """Return the replies of a majority, each under the number of its server. Raises if no majority replies.
 
         If ``everybody`` is True, return the replies of all servers that reply in time.
         """

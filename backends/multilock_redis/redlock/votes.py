@@ -32,7 +32,8 @@ At = tuple[int, int]
 
 LONG_AGO = -(10**18)
 LATE = round(1e6 * LATE_REQUEST)  # µs
-# µs. If the last request of a claim has a ttl, a server has deleted all its entries of the claim this long after it.
+# µs. A server has deleted all its entries of a claim once the claim's ttl and this time have passed since its last
+# request.
 ENDS_WITHIN = round(1e6 * LIVENESS_MAX)
 
 
@@ -76,7 +77,7 @@ class ServerView:
     """The statements of one server about one claim, and the requests to that server."""
 
     state = OUT
-    at: At = (0, 0)  #: order of the newest statement
+    at: At = (0, 0)  #: the `At` of the newest statement
     until = 0  #: when the vote ends
     stamp = 0  #: stamp of the vote, or the newest stamp that a refusal reported
     pending = 0  #: number of requests under way that may take or keep the name
@@ -84,7 +85,7 @@ class ServerView:
     unsure = False  #: a request that may take or keep the name got no reply, so the server may still execute it
     kept = False  #: the claim has held the name or waited at this server
     doubted = False  #: the server sent a hint while a request was under way
-    hinted_at: At | None = None  #: order of the vote after which the server sent a hint
+    hinted_at: At | None = None  #: the `At` of the vote after which the server sent a hint
     asked = LONG_AGO  #: when the newest request that may take, keep or extend the name was sent
     silent: Exception | None = None  #: the error of the newest request, if it had no usable reply
     ends: int | None = None  #: when the claim may ask again because the present lease may have expired by itself
@@ -321,8 +322,9 @@ class Evidence:
     def stays(self, which: int, now: int) -> bool:
         """Return whether this server may still have an entry of a claim that was given up.
 
-        A server that has confirmed the release has none. Without a confirmation its entries end with the ttl, because
-        nobody renews the claim. A request without a reply needs more time, because the server may execute it late.
+        A server that has confirmed the release has no entry. Without a confirmation, the server's entries end with the
+        ttl, because nobody renews the claim. A request without a reply needs more time, because the server may execute
+        it late.
         """
         view = self.views[which]
         if view.released is not None:

@@ -133,8 +133,8 @@ def test_a_move_executed_after_the_release_changes_nothing(
 def test_a_move_in_an_ended_session_changes_nothing(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
-    """The client or the server was paused between two requests: the first makes the session of the rest, and the second
-    moves the key."""
+    """The client or the server was paused between the two requests of `rest`. The first creates another session, and
+    the second moves the key to that session."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     late = proxy.hold_request(MOVE)

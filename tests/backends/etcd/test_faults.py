@@ -740,7 +740,7 @@ def test_a_separate_lease_that_is_granted_after_the_cancel_is_revoked(
 def test_an_attempt_that_was_given_up_hides_no_key_of_the_next_attempt(
     server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller gives the first attempt up, which then sends nothing. Meanwhile the second attempt puts the key."""
+    """The caller gives up the first attempt, which then sends nothing. Meanwhile the second attempt puts the key."""
     ear = Ear()
     backend = open_backend(server.url, {})
     backend.open(ear)

@@ -20,7 +20,7 @@ from tests.servers_etcd import EtcdServer
 
 pytestmark = pytest.mark.skipif(not possible(), reason="it makes networks, which takes root on Linux")
 
-CUTS, LOCKS = 2, 5  # how often a follower is cut off, and how many clients hold a lock each meanwhile
+CUTS, LOCKS = 2, 5  # how often a follower is cut off, and how many clients then hold a lock
 
 
 @pytest.fixture(scope="module")

@@ -146,8 +146,8 @@ def test_a_move_executed_after_the_release_changes_nothing(
 def test_a_move_after_the_end_of_its_lease_changes_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
 ) -> None:
-    """The client was paused between two requests: the first makes the lease of the rest, and the second moves the
-    key."""
+    """The client was paused between the two requests of `rest`. The first grants another lease, and the second moves
+    the key to that lease."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     really = EtcdTransport.call

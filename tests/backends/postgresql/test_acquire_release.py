@@ -188,7 +188,8 @@ def test_a_row_that_another_transaction_has_locked_costs_no_other_lease_its_rene
 
 
 def test_a_renewal_waits_for_a_locked_row_only_briefly(one: Queued, server: Database) -> None:
-    """Otherwise a few locked rows keep all threads that renew busy, and leases with a short ttl end."""
+    """If it waited longer, a few locked rows could keep all renewing threads busy, and leases with a short ttl would
+    end."""
     held = [(claim, one.grant(claim)) for claim in [one.take(one.mutex())]]
     with psycopg.connect(server.url) as operator:
         operator.execute("SELECT FROM multilock.locks FOR UPDATE")
@@ -364,7 +365,7 @@ def test_a_name_that_rests_is_free_by_the_servers_clock_only(one: Queued, two: Q
 def test_a_late_request_of_a_holder_that_was_released_by_force_takes_nothing(
     one: Queued, two: Queued, kind: str
 ) -> None:
-    """If it did, the holder would keep a lease with an old token."""
+    """Otherwise the holder would keep a lease with an old token."""
     claim = getattr(one, kind)()
     one.take(claim)
     assert two.opened.force_release(NAME, WITHIN)

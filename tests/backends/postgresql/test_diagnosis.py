@@ -35,7 +35,7 @@ CALM: dict[str, object] = {
 
 
 class OneReply:
-    """A replacement of the backend's transactions, with the reply of a server in this state."""
+    """A replacement for the backend's transactions. Its reply is that of a healthy server, except for ``state``."""
 
     def __init__(self, **state: object) -> None:
         state.setdefault("clock", system.wall() / 1e6)

@@ -52,7 +52,7 @@ def proxy(server: Database) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def far(ask: Ask, proxy: FaultProxy) -> Queued:
-    """Return a client whose requests may be disturbed."""
+    """Return a client that reaches the server through the proxy."""
     return ask(proxy.url)
 
 

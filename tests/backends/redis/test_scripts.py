@@ -360,7 +360,7 @@ def test_force_release_passes_the_name_to_the_first_waiter(us: Ours, them: Ours,
 
 @pytest.mark.parametrize("kind", ["lock", "read", "permit"])
 def test_a_late_request_of_a_holder_that_was_released_by_force_takes_nothing(us: Ours, them: Ours, kind: str) -> None:
-    """If it did, the holder would keep a lease with an old token."""
+    """Otherwise the holder would keep a lease with an old token."""
     claim, _ = us.take(us.claim(kind=kind, permits=2 * (kind == "permit")))
     assert them.backend.force_release("a", 1) is True
     late = us.attempt(claim, join=True)

@@ -466,7 +466,7 @@ def test_without_sentinels_the_client_keeps_using_its_connections(guarded: Guard
 
 
 def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server: RedisServer, connect: Connect) -> None:
-    """This is so even with ``redis://``, because the address may lead to another server by now."""
+    """The client leaves it even with ``redis://``, because the address may lead to another server by now."""
     ours = connect(redis_server.url)
     together = threading.Barrier(3)
 

@@ -1,4 +1,4 @@
-"""The fan (one connection to each server): which thread handles the replies, and which effects a call has that ends
+"""The fan (one connection to each server): which thread handles the replies, and what remains of a call that ends
 early."""
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.backends.redlock.kit import Contender, holders
 from tests.servers_redlock import RedisServers
 
 LONG = 30.0  # seconds to wait at most, on a busy machine
-FIRST, STEP = 3, 4  # every fourth moment of a request is tried, about 18 of 71
+FIRST, STEP = 3, 4  # the third moment of a request is tested first, then every fourth
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer

@@ -354,6 +354,6 @@ def test_a_repeated_release_that_finds_nothing_proves_nothing() -> None:
     for which in range(3):
         told.ask(which, 100, 7)
         told.views[which].released = which == 2
-        # An earlier release, whose reply was lost, may have ended the lease there.
+        # An earlier release, whose reply was lost, may have ended the lease at this server.
         told.views[which].lost_release = which < 2
     assert told.was_ours() is None

@@ -19,7 +19,7 @@ from tests.backends.zookeeper.islands import Archipelago, possible
 
 pytestmark = pytest.mark.skipif(not possible(), reason="it makes networks, which takes root on Linux")
 
-CUTS, LOCKS = 2, 5  # how often a follower is cut off, and how many clients hold a lock each meanwhile
+CUTS, LOCKS = 2, 5  # how often a follower is cut off, and how many clients then hold a lock
 TTL = 2.4
 
 

@@ -174,9 +174,9 @@ def test_a_server_with_an_unknown_certificate_is_refused(secured: tuple[ZooKeepe
 
 @contextmanager
 def answering(farewell: bytes | None) -> Iterator[str]:
-    """Run a server that accepts every connection, answers a TLS greeting with these bytes, and hangs up.
+    """Run a server that accepts every connection, answers a TLS greeting with ``farewell``, and hangs up.
 
-    With None it resets the connection instead. Yields its URL.
+    If ``farewell`` is None, the server resets the connection instead. Yields the server's URL.
     """
     listener = socket.create_server(("127.0.0.1", 0))
 

@@ -382,7 +382,8 @@ def quick(proxy: FaultProxy, prefix: str) -> Iterator[Ours]:
 
 
 def answered(ours: Ours, claim: Claim) -> bool:
-    """Ask again, for `eventually`, because the client may still use the connection without replies."""
+    """Return whether the claim holds the name. Returns False if the request gets no reply, because the client may still
+    use the old connection."""
     try:
         return ours.holds(claim, join=True)
     except BackendUnavailable:

@@ -1,4 +1,5 @@
-"""The socket through which kazoo reads: replies in parts or together, waits, and watches. No server is needed."""
+"""The socket through which kazoo reads: replies that arrive in pieces or together, the time limit of a wait, and the
+callbacks of watches. No server is needed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 import multilock
 
 EVERY = 3  # seconds between ticks
-HOLD = 2.0  # seconds; more than clocks differ, less than EVERY
+HOLD = 2.0  # seconds: longer than the clocks may differ, shorter than EVERY
 
 client = multilock.connect()  # $MULTILOCK_URL
 
@@ -33,6 +33,6 @@ def tick() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that `with` ends properly
     scheduler = BlockingScheduler()
-    scheduler.add_job(tick, "cron", second=f"*/{EVERY}")  # follows the clock, which an interval would not
+    scheduler.add_job(tick, "cron", second=f"*/{EVERY}")  # unlike an interval, cron follows the clock
     with client:
         scheduler.start()

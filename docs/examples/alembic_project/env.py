@@ -12,7 +12,7 @@ On PostgreSQL the lock can be in the migrated database itself, with 'multilock[p
 
     unset MULTILOCK_URL; export DATABASE_URL=postgresql+psycopg://owner@127.0.0.1/app
 
-Then the migrations are guarded, too. A replica that was frozen, and lost its lock, cannot commit them late.
+Then `lease.guard()` protects the migrations: a replica that was frozen, and lost its lock, cannot commit them late.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A scenario of `multilock compare` as a test, on the team's own server. Beside it run weak locks (controls) that must
-fail."""
+"""A scenario of `multilock compare` as a test, on the team's own server. The comparison also runs weak locks
+(controls), which must fail."""
 
 from __future__ import annotations
 

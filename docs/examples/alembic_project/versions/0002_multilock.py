@@ -1,7 +1,8 @@
 """The tables of multilock in this database, for programs whose role may not create tables.
 
-The SQL is what `multilock doctor --sql` prints. You may run it again, even while locks are held: the lock of this
-migration is in the same tables. If a later multilock needs more, add a revision that runs the new SQL.
+The SQL is what `multilock doctor --sql` prints. You may run the SQL again, even while locks are held. This is needed
+here, because `env.py` runs the migrations under a lock in these tables. If a later multilock needs more, add a revision
+that runs the new SQL.
 """
 
 from alembic import op

@@ -1,4 +1,4 @@
-"""Every suite of multilock for backends, on a directory."""
+"""All suites of multilock for backends, run on the directory backend."""
 
 from __future__ import annotations
 

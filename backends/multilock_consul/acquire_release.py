@@ -112,10 +112,10 @@ class Recipe:
         raise BackendUnavailable("sessions end as soon as they are made", unknown=False, backend="consul")
 
     def _is_taken(self, claim: Claim, until: float) -> bool:
-        """Return whether the name is taken, before an attempt that may meet readers.
+        """Return whether the name is taken, without locking the key.
 
-        If an attempt locked the key to find out, it would block readers for a moment. If this process died at that
-        moment, readers would be blocked until the session ends.
+        Locking the key to find out would block readers for a moment. If this process died at that moment, readers would
+        be blocked until the session ends.
         """
         state = self._semaphore.look(claim.name, until)
         if state.lock and state.lock.claim_id == claim.id:  # an earlier attempt, whose reply was lost, took the lock

@@ -55,7 +55,8 @@ class Sweep:
         return found, hidden
 
     def _look(self, keys: Mapping[str, bool], held: Set[str], end: float, enough: float) -> tuple[Found, set[str]]:
-        """Read as many of these keys as there is time for. On a slow network, the rest is read by the next renewals.
+        """Read as many of these keys as there is time for. On a slow network, the next renewals read the remaining
+        keys.
 
         The values of ``keys`` say whether a key should exist.
         """

@@ -136,8 +136,8 @@ class Waiters:
         self._rests[claim.id] = lease
 
     def may_rest(self, claim: Claim) -> bool:
-        """Return whether a `rest` was sent for this claim. A later release must find out whether it has moved the
-        key."""
+        """Return whether a `rest` was sent for this claim. A later release must find out whether that `rest` has moved
+        the key."""
         return claim.id in self._rests
 
     def given_back(self, claim: Claim) -> None:

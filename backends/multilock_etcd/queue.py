@@ -87,7 +87,8 @@ class Queue:
         self._admitted.pop(claim_id, None)
 
     def hear(self, deletions: Sequence[Deletion]) -> list[Decision]:
-        """Count the deletions of one answer of the watch, which contains all deletions of a revision or none."""
+        """Count the deletions of one answer of the watch. An answer contains either all deletions of a revision or none
+        of them."""
         if not self:
             self.unheeded += 1
         for each in deletions:

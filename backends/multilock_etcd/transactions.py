@@ -113,9 +113,9 @@ class Position:
 
         If more than `NEAR` keys exclude the claim, it watches the key whose deletion leaves `NEAR` of them. Then the
         watch of the whole name counts down these keys. If fewer keys exclude the claim, it watches the newest of these.
-        If no key excludes it, all n permits are taken. It then watches the n newest permits ahead, because it has room
-        as soon as any of these is deleted. If n is too great, no keys are returned, and the claim watches the whole
-        range.
+        If no key excludes it, all n permits are taken. The claim then watches the n newest permits ahead, because a
+        permit is free for it once any of these is deleted. If n is too great, no keys are returned, and the claim
+        watches the whole range.
         """
         if self.others:
             newest_first = sorted(self.others.items(), key=itemgetter(1), reverse=True)

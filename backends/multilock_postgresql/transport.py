@@ -34,7 +34,7 @@ __all__ = ["AT_REST", "Answer", "ConnectionPool", "PgEndpoint", "PgWire", "patie
 Answer = tuple[list[Row], float]
 """The rows of a reply, and when the request was sent."""
 
-DIALLING_AT_ONCE = 16  # threads of one client that connect, since a DNS look-up may hang forever
+DIALLING_AT_ONCE = 16  # threads of one client that may connect at once; a DNS look-up may hang forever
 # Share of a request's time for which the server may wait for a locked row. The remaining time is for the reply that
 # nothing was executed.
 WAIT_SHARE = 0.8
@@ -71,7 +71,7 @@ class PgWire:
         self._poll.register(self._sock, system.POLLIN)
         self._names: dict[bytes, bytes] = {}  # SQL -> the name under which it was prepared
         self._preparing: tuple[bytes, bytes] | None = None  # the SQL and the name that the present request prepares
-        # No name is used twice, because after an interrupt it is unknown whether the server has it.
+        # No name is used twice, because after an interrupt it is unknown whether the server knows the name.
         self._numbers = itertools.count()
         self._results: list[pq.abc.PGresult] = []
         self._warnings: list[str] = []  # warnings that came with the reply
@@ -320,8 +320,8 @@ class PgWire:
 
 
 def _into(warnings: list[str]) -> Callable[[pq.abc.PGresult], None]:
-    """Return a handler that records the warnings that may concern the commit. It does not refer to the connection,
-    because a reference cycle would keep a dropped connection open."""
+    """Return a handler that records the warnings that may concern the commit. The handler does not refer to the
+    connection, because a reference cycle would keep a dropped connection open."""
 
     def note(result: pq.abc.PGresult) -> None:
         source = result.error_field(pq.DiagnosticField.SOURCE_FUNCTION)
@@ -495,7 +495,8 @@ class ConnectionPool:
         return self.use(ask, within)
 
     def use(self, ask: Callable[[PgWire, float], Answer], within: float) -> Answer:
-        """Take an idle or a new connection, and return ``ask(wire, left)``. ``left`` is the rest of ``within``."""
+        """Take an idle or a new connection, and return ``ask(wire, left)``. ``left`` is the time that is left of
+        ``within``."""
         deadline = self.now() + within
         permit: list[None] = []
         wire: PgWire | None = None

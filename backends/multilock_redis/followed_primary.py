@@ -8,8 +8,8 @@ no counted reply names the followed primary, or when a counted reply names anoth
 many Sentinels as a failover needs must name the new primary, and all Sentinels must have replied. If a Sentinel does
 not reply, the client waits for `COUNTS_FOR` seconds, because that Sentinel may have led a failover.
 
-A reply counts for at most `COUNTS_FOR` seconds. It no longer counts once its Sentinel has sent another reply, or has
-not replied to a question. The model tests/models/sentinel.cpp tries every order of events.
+A reply counts for at most `COUNTS_FOR` seconds. A reply no longer counts once the same Sentinel has sent another one,
+or has not replied to a question. The model tests/models/sentinel.cpp tries every order of events.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Keyspace:
     """
 
     def __init__(self, prefix: str, slot_of: Callable[[bytes], int] | None = None) -> None:
-        """``slot_of`` returns the slot of a key. It is given for a cluster, where a request may only use keys of one
+        """``slot_of`` returns the slot of a key. It is needed for a cluster, where a request may only use keys of one
         slot."""
         self.prefix = prefix
         self._slot_of = slot_of

@@ -211,7 +211,7 @@ class Listener:
 
     def _subscribe(self, within: float) -> Wire:
         wire = self._endpoint.connect(within, self._now)
-        # Subscribe to wake-ups last. They may arrive from then on, and must not come between the other replies.
+        # Subscribe to wake-ups last. Wake-ups may arrive from then on, and must not come between the other replies.
         channels = (INVALIDATED, f"multilock:wake:{self._notices.client}")
         requests = [pack("CLIENT", "ID"), *(pack("SUBSCRIBE", channel) for channel in channels)]
         answers = [answer for answer, _ in wire.exchange(requests, within, pushes=True)]

@@ -52,8 +52,8 @@ _CHECK_LOGIN = "check sentinel_username= and sentinel_password="
 
 
 class Sentinel(Endpoint):
-    """One Sentinel. Each has separate threads for connecting, so that a DNS look-up that hangs does not delay questions
-    to other Sentinels."""
+    """One Sentinel. Each Sentinel has separate threads for connecting, so that a DNS look-up that hangs does not delay
+    questions to other Sentinels."""
 
     def __init__(
         self, scheme: str, kind: Callable[..., Any], settings: Mapping[str, Any], *, learnt: bool = False

@@ -32,7 +32,7 @@ __all__ = [
     "Transactions",
 ]
 
-# Seconds for which the server keeps a queue after the last request to it. This is longer than a waiter keeps its place.
+# Seconds for which the server keeps a queue after the last request to it. A waiter's place ends sooner.
 QUEUE_KEPT = 60.0
 TOKEN_KEPT = 600.0  # seconds for which the server keeps the last token of a name after its last lease
 CLOCKS_WITHIN = 1.0  # seconds by which a client's clock may be wrong; a greater difference is reduced to this

@@ -33,7 +33,7 @@ SHORT = 0.05  # seconds; if a request with a shorter timeout gets no reply, othe
 BATCH = 500  # requests of a pipeline in one write
 CHUNK = 65536  # bytes in one read
 
-CONNECTING_AT_ONCE = 32  # threads of one client, since a DNS look-up may hang forever
+CONNECTING_AT_ONCE = 32  # threads of one client that may connect at once; a DNS look-up may hang forever
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 # If redis-py retried an acquire, the retry would find the lock taken by the first try. Replies are read as bytes.
@@ -272,9 +272,9 @@ class Wire:
     def stale(self) -> bool:
         """Return whether no further request may be sent on this connection.
 
-        This is so if bytes arrived without a request: the server has closed the connection, or has sent a reply twice,
-        which the next request would get. It is also so if the server gave no reply on another connection since this one
-        was last used.
+        Returns True if bytes arrived without a request: the server has closed the connection, or has sent a reply
+        twice, which the next request would get. Also returns True if the server gave no reply on another connection
+        since this one was last used.
         """
         if self._at < len(self._buffer) or self.used < self._open.silent.get(self.where, 0.0):
             return True
@@ -335,7 +335,7 @@ class Wire:
             self._took(self._sock.recv(CHUNK))
 
     def _await_rest(self) -> None:
-        """Limit the time for the rest of a reply, so that a reply in many pieces does not exceed the timeout."""
+        """Limit the time for a reply that has begun, so that a reply in many pieces does not exceed the timeout."""
         if not self._watched:
             if (left := self._until - self._now()) <= 0:
                 raise TimeoutError("its reply came in pieces, and was not complete in time")

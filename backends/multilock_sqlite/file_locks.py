@@ -51,7 +51,7 @@ class Exclusion:
     def __init__(self, locks: _Locks, connection: sqlite3.Connection) -> None:
         self._locks = locks
         # An interrupt can end a close early. The callback then leaves the gate when the connection is
-        # garbage-collected. It closes no descriptor, because SQLite still has the file open then.
+        # garbage-collected. The callback closes no descriptor, because SQLite still has the file open at that moment.
         self.user = weakref.ref(connection, lambda _: self.leave())
 
     @classmethod
@@ -235,7 +235,7 @@ def forget_exclusions() -> None:
     _all_locks.clear()
     for file, locks in inherited:
         with contextlib.suppress(OSError):
-            if locks.are_on(file):  # C code in the child may have closed it and reused its number
+            if locks.are_on(file):  # C code in the child may have closed the descriptor and reused its number
                 locks.close()
 
 

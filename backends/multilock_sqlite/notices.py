@@ -167,7 +167,8 @@ class _Fifo:
     def forget(self) -> None:
         """Close the descriptor in a forked child, so that the FIFO has no reader once the parent has ended."""
         with contextlib.suppress(OSError):
-            if _inode(os.fstat(self.descriptor)) == self._inode:  # C code in the child may have reused its number
+            # C code in the child may have reused the descriptor's number
+            if _inode(os.fstat(self.descriptor)) == self._inode:
                 os.close(self.descriptor)
 
 

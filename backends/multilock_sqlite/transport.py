@@ -1,9 +1,9 @@
 """One database file: its connections, its transactions and its errors.
 
-A connection is used by one thread at a time, and none is open while the process forks. SQLite records file locks in the
-memory of the process, so a child would rely on locks that only its parent has. Another process could then delete the
-log while the child uses it. So all connections are closed before a fork, and a child that was forked while a connection
-was open is refused.
+A connection is used by one thread at a time. No connection is open while the process forks. SQLite records file locks
+in the memory of the process, so a child would rely on locks that only its parent has. Another process could then delete
+the log while the child uses it. So all connections are closed before a fork, and a child that was forked while a
+connection was open is refused.
 
 SQLite finds a file's log (``-wal``, ``-shm``) by the file's name. So two names of one file have two logs, and users of
 one name see no locks of the other. Each opening follows symbolic links first, and refuses a file that has another name:
@@ -36,7 +36,8 @@ T = TypeVar("T")
 CONNECTIONS = 8
 SETUP_PAUSE = 0.005  # seconds between tries to set up a file, which fail while another process sets it up
 FORK_WAIT = 6.0  # seconds that a fork waits for running requests; the default request timeout is at most 5 s
-# Seconds of FORK_WAIT for which a fork blocks requests to all files. Then it blocks only files with slow requests.
+# Seconds of FORK_WAIT for which a fork blocks requests to all files. After that, the fork blocks only the files with
+# slow requests.
 FORK_STOP = 0.05
 FORK_PAUSE = 0.001  # seconds between two checks whether requests have ended, or whether the fork is over
 

@@ -56,7 +56,7 @@ class Contender(NamedTuple):
 def contenders(children: Sequence[str]) -> list[Contender]:
     """Return the contenders of every style, ordered by their sequence numbers.
 
-    They are compared as numbers, because the order of their texts is wrong once the server's counter is negative.
+    As texts, the sequence numbers would be in a wrong order once the server's counter is negative.
     """
     found = [(child, _parse(child)) for child in children]
     return sorted(

@@ -39,8 +39,8 @@ class ZkRenewal:
         self._waiters = waiters
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        """Send one write to the node of one of these claims. Its reply proves that the session of all of them lives.
-        Also ask for the nodes that no watch covers yet, because they may have been deleted."""
+        """Send one write to the node of one of these claims. The reply proves that the session of all these claims
+        lives. Also ask for the nodes that no watch covers yet, because they may have been deleted."""
         deadline = self._now() + within
         session = self._transport.present()
         if session is None or session.number != group:

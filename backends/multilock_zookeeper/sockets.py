@@ -45,7 +45,7 @@ def _mask(record: logging.LogRecord) -> bool:
 
 
 class _Log(QueuedLogger):
-    """A log for kazoo. Its threads keep the session, so a slow log handler must not delay them."""
+    """A log for kazoo. kazoo's threads keep the session, so a slow log handler must not delay them."""
 
     warn = QueuedLogger.warning
 

@@ -1,4 +1,5 @@
-"""Requests to ZooKeeper through kazoo. Each has a separate deadline, and all are sent in order in one session.
+"""Requests to ZooKeeper through kazoo. Each request has a separate deadline. All requests are sent in order, in one
+session.
 
 This module uses kazoo's connection thread, its reconnects and its wire format. It does not rely on the state that kazoo
 reports, which stays CONNECTED for minutes if a server does not reply. Nor does it use kazoo's retries and waits, which
@@ -249,8 +250,8 @@ class Transport:
         return session is not None and session.number == number
 
     def connect(self, deadline: float) -> None:
-        """Wait for the connection. Requests are queued only while connected, so that none is executed long after its
-        deadline."""
+        """Wait for the connection. Requests are queued only while connected, so that no request is executed long after
+        its deadline."""
         if self._up.is_set():
             return
         with self._starting:
@@ -313,9 +314,9 @@ class Transport:
         """Return whether to give up the session, because servers have turned its client away for the whole session
         timeout.
 
-        Its leases are lost by then, because they end 2/3 of the timeout after the last acknowledged write. The
-        session's id is given up as well: a server with older data may still have the session, with nodes that we have
-        released since. The next session begins with a write, so it reads nothing older.
+        The session's leases are lost by then, because they end 2/3 of the timeout after the last acknowledged write.
+        The session's id is given up as well: a server with older data may still have the session, with nodes that we
+        have released since. The next session begins with a write, so its reads are at least as new as that write.
 
         The time counts from when servers began to turn us away, because a server that has just started restarts the
         timeout of every session, and turns clients away until it has read its data.

@@ -1,5 +1,4 @@
-"""Helpers for tests of a backend without the kernel: the test makes the claims, and sends their requests and
-releases."""
+"""Helpers for tests that call a backend directly: the test makes the claims, and sends their requests and releases."""
 
 from __future__ import annotations
 
@@ -106,4 +105,4 @@ def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -
         pass
     finally:
         sys.setprofile(before)
-    return left <= 0  # True even if the interrupt came in a finalizer, which ignores it
+    return left <= 0  # True even if the interrupt came in a finalizer, which ignored it

@@ -34,7 +34,7 @@ def has_no_session(kind: str, backend: Any) -> None:
         backend._recipe._transport._session = None
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a finalizer
 # An interrupted connection is closed by the garbage collector.
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.parametrize("kind", KINDS)

@@ -523,7 +523,8 @@ class Rounds:
         now = self.now()
         if evidence.watched:
             for node in self.servers.nodes:
-                node.listener.unwatch(claim.id)  # before the release, so that it does not look like a loss
+                # before the release is sent, so that the release does not look like a loss
+                node.listener.unwatch(claim.id)
         with evidence.lock:
             evidence.proposal = max(system.wall(), evidence.newest_stamp + 1)  # one stamp for all servers
             if not evidence.leaving:

@@ -182,7 +182,7 @@ class Lane:
         return False
 
     def _not_sent_whole(self) -> None:
-        """End the connection, because the server would take the next request for the rest of this one."""
+        """End the connection, because the server would read the next request as the remaining part of this one."""
         self.end(BackendUnavailable(f"{self.link.endpoint.name}: the connection was closed", unknown=True), defer=True)
 
     def _interrupted(self) -> None:

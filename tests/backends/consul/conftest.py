@@ -58,7 +58,7 @@ def ear() -> Ear:
 
 @pytest.fixture
 def open_(ear: Ear) -> Iterator[Open]:
-    """Open backends without a kernel, and close all of them after the test."""
+    """Open backends that the test calls directly. Closes all of them after the test."""
     opened: list[ConsulBackend] = []
 
     def open_(url: str, **options: object) -> ConsulBackend:

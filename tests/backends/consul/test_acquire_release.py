@@ -1,4 +1,4 @@
-"""The backend without the kernel: the proof of a grant, the session of a lock, and the effects of a cancel."""
+"""The Consul backend, called directly: the proof of a grant, the session of a lock, and the effects of a cancel."""
 
 from __future__ import annotations
 

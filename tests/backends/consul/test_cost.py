@@ -47,7 +47,7 @@ def settled(server: ConsulServer) -> Counter[str]:
 
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delay the watch of each lock, so that none is made during the test."""
+    """Delay the watch of each lock, so that no watch is made during the test."""
     monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)
 
 

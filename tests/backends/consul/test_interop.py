@@ -115,7 +115,7 @@ def test_ending_consul_lock_admits_us_at_once(shared: ConsulServer, connect: Con
         assert client.lock(name).is_locked(), "its clean-up spares our key"
 
 
-@pytest.mark.rare  # it takes 45 seconds, until the session of `consul lock` has ended
+@pytest.mark.rare  # this test takes 45 seconds, until the session of `consul lock` has ended
 @pytest.mark.timeout(90)
 def test_killing_consul_lock_admits_us_after_its_session_and_its_lock_delay(
     shared: ConsulServer, connect: Connect, start: Start, name: str

@@ -1,4 +1,5 @@
-"""Gaps of Consul's lock delay, shown with plain requests. No client can close these gaps, so the docs describe them."""
+"""Cases in which Consul's lock delay does not protect a holder, shown with plain requests. No client can prevent these
+cases, so the docs describe them."""
 
 from __future__ import annotations
 

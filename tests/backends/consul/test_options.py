@@ -1,4 +1,5 @@
-"""URL, options, token, TLS, client objects of the program, fork, and the findings of diagnose()."""
+"""The options of a Consul client, its token, TLS, client objects of the program, a fork, and the findings of
+diagnose()."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ def test_a_rest_executed_late_lasts_at_least_as_long_as_first_requested(
 def test_a_move_executed_after_the_release_changes_nothing(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
-    """The time of the rest is already over, so the kernel releases the name. Another client acquires it before the late
-    move is executed."""
+    """The name need not stay taken any longer, so the client releases it. Another client acquires the name before the
+    late move is executed."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     late = proxy.hold_request(MOVE)

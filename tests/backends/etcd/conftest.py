@@ -37,7 +37,7 @@ def cluster() -> Iterator[EtcdCluster]:
         yield cluster
 
 
-# ---- two clients of the shared server, without a kernel
+# ---- two clients of the shared server, whose backends the tests call directly
 
 
 @pytest.fixture

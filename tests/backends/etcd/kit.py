@@ -1,4 +1,4 @@
-"""Helpers for tests of the backend without the kernel, and a record of its reports."""
+"""Helpers for tests that call the backend directly: claims, and a recorder of the backend's reports."""
 
 from __future__ import annotations
 

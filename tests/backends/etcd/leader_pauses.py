@@ -3,8 +3,8 @@
 python -m tests.backends.etcd.leader_pauses 20
 MULTILOCK_TEST_ETCD_RELEASE=trixie python -m tests.backends.etcd.leader_pauses 20
 
-This is no test, because only etcd can prevent the loss. It happened in 3 of 20 pauses on 3.4.23, and in 4 of 32 on
-3.5.16, although a change in 3.5.13 should prevent it. The holder is notified at once.
+This program is not a test, because only etcd can prevent the loss. The loss happened in 3 of 20 pauses on 3.4.23, and
+in 4 of 32 on 3.5.16, although a change in 3.5.13 should prevent it. The holder is notified at once.
 """
 
 from __future__ import annotations

@@ -602,7 +602,7 @@ def test_two_attempts_of_one_claim_at_the_same_time_use_one_lease(
     def at_the_same_time(self: EtcdSessions, claim: Claim, within: float) -> EtcdSession:
         session = of(self, claim, within)
         with suppress(threading.BrokenBarrierError):
-            both.wait(1)  # in vain if the second attempt waits for the end of the first
+            both.wait(1)  # times out if the second attempt waits for the end of the first
         return session
 
     ear, backend = Ear(), open_backend(server.url, {})
@@ -750,7 +750,7 @@ def test_an_attempt_that_was_given_up_hides_no_key_of_the_next_attempt(
     def put(self: EtcdTransactions, *args: Any) -> Any:
         if not first.is_set():
             first.set()
-            second.wait(1)  # in vain if the second attempt waits for the end of the first
+            second.wait(1)  # times out if the second attempt waits for the end of the first
             raise BackendUnavailable("no time was left to ask", unknown=False)
         second.set()
         failed.wait(10)

@@ -1,4 +1,4 @@
-"""Patched interpreters: a frozen wall clock, gevent, eventlet."""
+"""etcd in an interpreter that a test or a library has patched: a frozen wall clock, gevent, eventlet."""
 
 from __future__ import annotations
 

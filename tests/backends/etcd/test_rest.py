@@ -39,7 +39,7 @@ def ear() -> Ear:
 
 @pytest.fixture
 def open_(ear: Ear) -> Iterator[Open]:
-    """Open backends without a kernel, and close all of them after the test."""
+    """Open backends that the test calls directly. Closes all of them after the test."""
     opened: list[EtcdBackend] = []
 
     def open_(url: str) -> EtcdBackend:
@@ -128,8 +128,8 @@ def test_a_rest_executed_late_lasts_at_least_as_long_as_first_requested(
 def test_a_move_executed_after_the_release_changes_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
 ) -> None:
-    """The time of the rest is already over, so the kernel releases the name. Another client acquires the name before
-    the late move is executed."""
+    """The name need not stay taken any longer, so the client releases it. Another client acquires the name before the
+    late move is executed."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     late = Mishap(monkeypatch, calls.TXN, MOVE, executed=False)

@@ -1,4 +1,4 @@
-"""A client of a local backend without the kernel, on a clock that the test sets.
+"""A client that calls a local backend directly, on a clock that the test sets.
 
 This module does not import pytest, so that the helper processes start quickly.
 """

@@ -1,4 +1,4 @@
-"""The kernel's demands on the local backends, tested on a clock that the test sets. Each backend has a subclass of
+"""Tests of the local backends (memory and SQLite), on a clock that the test sets. Each backend has a subclass of
 `Rules`."""
 
 from __future__ import annotations

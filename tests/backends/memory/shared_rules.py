@@ -1,4 +1,4 @@
-"""The kernel's demands on the local backends for readers and permits, tested on a clock that the test sets."""
+"""Tests of readers and permits on the local backends (memory and SQLite), on a clock that the test sets."""
 
 from __future__ import annotations
 

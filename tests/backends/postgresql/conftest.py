@@ -53,7 +53,7 @@ def clear(server: Database) -> None:
 
 @pytest.fixture
 def lease(server: Database) -> Iterator[Lease]:
-    """Return a lease of `NAME` by a client with a kernel."""
+    """Return a lease of `NAME` that an ordinary client has acquired."""
     with multilock.connect(server.url, ttl=20) as client:
         lease = client.lock(NAME).acquire()
         yield lease
@@ -62,7 +62,7 @@ def lease(server: Database) -> Iterator[Lease]:
 
 @pytest.fixture
 def ask(server: Database) -> Iterator[Ask]:
-    """Return a function that makes clients without a kernel, of this server or of a given URL."""
+    """Return a function that opens backends of this server, or of a given URL, which the test calls directly."""
     made: list[Queued] = []
 
     def make(url: str | None = None, **options: object) -> Queued:

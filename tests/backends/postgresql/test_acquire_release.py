@@ -1,4 +1,4 @@
-"""The lock on PostgreSQL without the kernel: which claims may hold together, and which rows the server keeps."""
+"""The PostgreSQL backend, called directly: which claims may hold together, and which rows the server keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""multilock.guard(connection, lease) for leases of any backend, whose tokens it compares in a table of the user's
+"""`multilock.guard(connection, lease)` with leases of any backend. It compares their tokens in a table of the user's
 database."""
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def writes(connection: psycopg.Connection[Any], lease: Lease) -> bool:
         connection.rollback()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a finalizer
 def test_an_interrupted_fence_keeps_the_older_token(begin: Begin, server: Database, holders: Holders) -> None:
     connection = begin()
     multilock.guard(connection, holders.older)
@@ -286,7 +286,7 @@ def test_an_interrupted_fence_keeps_the_older_token(begin: Begin, server: Databa
     assert writes(connection, holders.newer)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a finalizer
 def test_an_interrupted_fence_leaves_no_token_after_a_rollback(
     begin: Begin, tmp_path: Path, server: Database, holders: Holders
 ) -> None:

@@ -1,4 +1,5 @@
-"""The guard: a write and its lease in one commit, in two sessions and three isolation levels."""
+"""`multilock.guard` in a user's transaction: it fails if the lease was lost, and nobody gets the name until the
+transaction ends. Tested in three isolation levels."""
 
 from __future__ import annotations
 
@@ -241,7 +242,7 @@ def test_a_guard_that_arrives_after_the_lease_was_lost_is_refused(one: Queued, t
             guarded.result(WITHIN)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a finalizer
 def test_an_interrupted_guard_keeps_nothing_after_the_transaction(
     one: Queued, server: Database, session: psycopg.Connection
 ) -> None:

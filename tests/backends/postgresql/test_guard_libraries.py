@@ -1,4 +1,4 @@
-"""The guard, with each library by which programs use PostgreSQL."""
+"""`multilock.guard` on the connections of each supported PostgreSQL library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No notification on the connection on which a client listens is lost or delayed."""
+"""No notification is lost or delayed on the connection on which a client listens."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_pause_after_a_ping_keeps_the_connection(two: Queued, monkeypatch: pyt
     assert not two.ear.down
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a finalizer
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_an_interrupt_while_it_begins_to_listen_leaves_a_client_that_can_wait(
     one: Queued, ask: Ask, server: Database

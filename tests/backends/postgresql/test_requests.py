@@ -292,7 +292,7 @@ def test_an_endpoint_that_accepts_no_connection_is_given_up_with_the_request(
         eventually(lambda: endpoint._dialling.permits.qsize() == transport.DIALLING_AT_ONCE)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a finalizer
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_an_interrupt_while_connecting_leaves_no_session_at_the_server(one: Queued, server: Database) -> None:
     endpoint = one.opened._endpoint  # type: ignore[attr-defined]
@@ -340,7 +340,7 @@ def answer(channel: Any) -> object:
     return told[0]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a finalizer
 # An interrupted connection is closed by the garbage collector.
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_an_interrupt_at_any_point_of_a_request_leaves_a_working_client(one: Queued, two: Queued) -> None:

@@ -1,4 +1,4 @@
-"""Helpers for tests of the backend without the kernel: claims, a recorder of the backend's reports, and a plain client
+"""Helpers for tests that call the backend directly: claims, a recorder of the backend's reports, and a plain client
 that reads the server's data."""
 
 from __future__ import annotations

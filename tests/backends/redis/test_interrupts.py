@@ -84,7 +84,7 @@ def test_an_interrupt_leaves_the_tracked_connection_to_the_next_request(
     assert moment > 10
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a finalizer
 # An interrupted connection is closed by the garbage collector.
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_an_interrupt_while_connecting_releases_the_reserved_connection(us: Ours) -> None:

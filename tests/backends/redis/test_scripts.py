@@ -1,4 +1,4 @@
-"""The rules of each script: which claim gets the name and which token, and which keys remain."""
+"""The Lua scripts: which claim gets the name and which token, and which keys remain."""
 
 from __future__ import annotations
 

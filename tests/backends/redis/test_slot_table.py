@@ -1,4 +1,4 @@
-"""The table of slots, and redirections, in the formats of all versions."""
+"""The table of slots, and redirections, in the formats of all versions of Redis."""
 
 from __future__ import annotations
 

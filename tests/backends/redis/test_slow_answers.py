@@ -1,4 +1,4 @@
-"""Late replies: what they prove, and for which request."""
+"""Late replies: to which request they belong, and what they prove."""
 
 from __future__ import annotations
 

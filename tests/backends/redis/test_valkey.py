@@ -1,4 +1,4 @@
-"""Valkey by its own name: the schemes, their names in messages, and clients of valkey-py."""
+"""Valkey under its own name: in the scheme of a URL, in messages, and with clients of valkey-py."""
 
 from __future__ import annotations
 

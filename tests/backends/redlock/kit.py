@@ -1,5 +1,5 @@
-"""Helpers for tests of Redlock without the kernel: claims, a recorder of the backend's reports, and a proxy in front of
-each server."""
+"""Helpers for tests that call the Redlock backend directly: claims, a recorder of the backend's reports, and a proxy in
+front of each server."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_acquire_does_not_wait_for_replies_that_cannot_change_the_result(contend
     began = now()
     claim, _ = us.take()
     us.release(claim)
-    assert now() - began < 2.5  # it does not wait three seconds for the missing reply
+    assert now() - began < 2.5  # neither call waits three seconds for the missing reply
 
 
 def test_a_refusal_by_a_majority_does_not_wait_for_the_other_replies(contend: Contend) -> None:
@@ -104,7 +104,7 @@ def test_a_refusal_by_a_majority_does_not_wait_for_the_other_replies(contend: Co
     us.proxies[1].black_hole()
     began = now()
     assert isinstance(us.attempt(us.claim(ttl=100.0)), Busy)
-    assert now() - began < 5.0  # it does not wait ten seconds for the missing reply
+    assert now() - began < 5.0  # the attempt does not wait ten seconds for the missing reply
 
 
 def test_all_servers_are_asked_at_the_same_time(contend: Contend, servers: RedisServers) -> None:
@@ -163,7 +163,7 @@ def test_a_claim_has_the_same_place_in_every_queue(contend: Contend, servers: Re
     them, us = contend(), contend()
     held, _ = them.take()
     them.settle(held)
-    us.listen()  # without a subscription, the first requests of the claim would not join
+    us.listen()  # without a subscription, the first requests of the claim would not join the queues
     claim = us.claim(arrived=time.time_ns() // 1000 - 10**6)
     for _ in range(2):
         assert isinstance(us.attempt(claim, join=True), Busy)

@@ -21,7 +21,7 @@ LONG = 30.0  # seconds to wait at most, on a busy machine
 FIRST, STEP = 3, 4  # the third moment of a request is tested first, then every fourth
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a finalizer
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_an_interrupt_at_any_point_gives_no_vote_to_another_claim(
     contend: Callable[..., Contender], servers: RedisServers, monkeypatch: pytest.MonkeyPatch
@@ -56,7 +56,7 @@ def test_an_interrupt_at_any_point_gives_no_vote_to_another_claim(
     eventually(lambda: all(holders(servers, f"n{n}") == [""] * 3 for n in range(FIRST, moment, STEP)), LONG)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a finalizer
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_a_close_that_was_interrupted_and_repeated_has_sent_its_last_words(
     servers: RedisServers, monkeypatch: pytest.MonkeyPatch

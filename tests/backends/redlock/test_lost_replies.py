@@ -1,4 +1,5 @@
-"""Requests that arrive late or get no reply: raised stamps, votes for a holder, and repeated releases."""
+"""Requests whose reply is lost, or that arrive late: a *raise* of stamps, a *top-up* of a holder's votes, and a
+release."""
 
 from __future__ import annotations
 

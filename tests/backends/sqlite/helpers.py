@@ -264,7 +264,7 @@ time.sleep(float(sys.argv[2]))
 def block(url: str, seconds: float) -> subprocess.Popen[bytes]:
     """Start another program that holds the write lock for ``seconds``.
 
-    This is no forked child, because SQLite in a child would believe that it has the locks of the parent.
+    The other program is not a forked child, because SQLite in a child would believe that it has the parent's locks.
     """
     command = [sys.executable, "-c", BLOCK, url.removeprefix("sqlite://"), str(seconds)]
     blocker = subprocess.Popen(command, stdout=subprocess.PIPE)

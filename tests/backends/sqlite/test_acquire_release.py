@@ -1,4 +1,4 @@
-"""The SQLite backend without the kernel: its decisions on a clock that the test sets, and its transactions."""
+"""The SQLite backend, called directly: its decisions on a clock that the test sets, and its transactions."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ class TestSqlite(SharedRules):
     def test_permit_released_between_two_reads_of_one_look_is_free(
         self, one: Asker, two: Asker, monkeypatch: pytest.MonkeyPatch, permits: int
     ) -> None:
-        """A waiter reads the file twice without a transaction. The first read may find all permits taken, and the
-        second none."""
+        """A waiter reads the file twice without a transaction. The first read may find that all permits are taken, and
+        the second read that no permit is taken."""
         held = [one.permit(permits) for _ in range(permits)]
         granted = [one.hold(claim) for claim in held]
         waiting = two.permit(permits)

@@ -1,4 +1,4 @@
-"""Problems of the lock file: a wrong place, other contents, replacement, and the effects of a reboot."""
+"""A lock file that is in a wrong place, has other contents, or is replaced, and the effects of a reboot."""
 
 from __future__ import annotations
 

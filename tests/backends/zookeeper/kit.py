@@ -1,4 +1,4 @@
-"""Helpers for tests of the backend without the kernel: the test makes the claims, and sends their requests and
+"""Helpers for tests that call the backend directly: the test makes the claims, and sends their requests and
 releases."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The login: digest and ACLs, TLS, chroots, options, and a client object of the program."""
+"""How a client logs in: digest and ACLs, TLS, chroots, options, and a client object of the program."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def ear() -> Ear:
 
 @pytest.fixture
 def backend(proxy: FaultProxy, ear: Ear) -> Iterator[ZooKeeperBackend]:
-    """A backend behind a proxy, without a kernel."""
+    """A backend behind a proxy. The tests call it directly."""
     backend = open_backend(proxy.url, {"ttl": 30.0})
     backend.open(ear)
     yield backend
@@ -195,7 +195,7 @@ def test_a_waiter_keeps_its_place_for_longer_than_its_ttl(
 
 
 def test_a_released_lease_without_renewal_is_not_deleted_again(server: ZooKeeperServer, connect: Connect) -> None:
-    # With this timeout no request is repeated, and so none is counted twice.
+    # With this timeout no request is repeated and counted twice.
     client = connect(server.url, ttl=60, request_timeout=10.0)
     client.lock("job", renew=False, ttl=1).acquire().release()
     before = packets(server)

@@ -173,8 +173,8 @@ class Guarded(Service):
             finally:
                 self._down_after = DOWN_AFTER
             self._until(self._know_each_other)
-            # A late message of an old Sentinel may give the new ones its epoch, or make them count the old one forever.
-            # In this case, repeat.
+            # A late message of an old Sentinel may give its epoch to the new Sentinels, or make them count the old
+            # Sentinel forever. In this case, repeat.
             told = [self._told(guard) for guard in self.guards]
             if all(facts["config-epoch"] == "0" and self._strangers(facts) == 0 for facts in told):
                 return

@@ -42,7 +42,7 @@ def archive() -> str:
         with Archiving(java=[f"-XX:ArchiveClassesAtExit={ours}"]):
             pass
         if ours.exists():
-            ours.replace(ARCHIVE)  # this step is atomic, because another process may do the same
+            ours.replace(ARCHIVE)  # an atomic step, for another process may do the same at this moment
     return f"-XX:SharedArchiveFile={ARCHIVE}"
 
 

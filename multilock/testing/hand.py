@@ -92,7 +92,8 @@ class HandRuntime:
         return _HandBell(self)
 
     def spawn(self, run: Callable[[], None], name: str) -> None:
-        """Run a job as a thread would: a real one with ``threads=True``, else in this thread."""
+        """Run a job that the product gave to a new thread: in a real thread with ``threads=True``, otherwise in this
+        thread."""
         if self._threads:
             threading.Thread(target=run, name=name, daemon=True).start()
         else:

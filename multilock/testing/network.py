@@ -28,8 +28,8 @@ def why_no_network(url: str) -> str:
 
 
 class Network:
-    """A `FaultProxy` in front of each host of ``url``. The attribute ``url`` leads through them. A fault applies to
-    all.
+    """A `FaultProxy` in front of each host of ``url``. The attribute ``url`` is the URL of these proxies. A fault
+    applies to all of them.
 
     The address in the option ``listen`` of PostgreSQL gets a proxy too. A server with TLS needs a certificate that
     covers 127.0.0.1.

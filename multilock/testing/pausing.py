@@ -70,7 +70,7 @@ class Paused:
 
 
 class Killed:
-    """A process that was killed. This is a context manager, like a frozen process, but its end does nothing."""
+    """A process that was killed. Like `Paused`, it is a context manager, but leaving the ``with`` does nothing."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -184,7 +184,7 @@ def _stands(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     if _is_dead(pid):
         raise ProcessLookupError(f"process {pid} has ended: it cannot be paused")
-    tasks = Path(f"/proc/{pid}/task")  # it is not our child, so waitid() does not apply
+    tasks = Path(f"/proc/{pid}/task")  # the process is not our child, so waitid() does not apply
     if not tasks.exists():  # without /proc: the signal takes effect before the process runs again
         return True
     return all(_state(task) in "TtZX" for task in tasks.iterdir())

@@ -39,7 +39,7 @@ def trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
 
 
 def names_of_classes_used_twice() -> dict[str, int]:
-    """Return the names that two or more classes of the product have, and how many."""
+    """Return each name that two or more classes of the product have, and the number of these classes."""
     found: Counter[str] = Counter()
     for _, tree in trees(*PRODUCT):
         found.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))

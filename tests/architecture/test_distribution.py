@@ -1,4 +1,5 @@
-"""The wheel has every file, and its backends' table, entry points, extras and folders agree."""
+"""The wheel has every file of every package. The table of backends (`multilock.registry.OURS`) agrees with the entry
+points, the extras and the folders."""
 
 from __future__ import annotations
 

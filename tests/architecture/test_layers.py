@@ -62,7 +62,7 @@ HEAVY = ["asyncio", "secrets", "importlib.metadata", "typing_extensions", "urlli
 
 
 def each_of(paths: Iterable[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
-    """Make one test of a rule for each of these files. A failure names its module."""
+    """Make one test that applies a rule to each of these files. A failure names the module that broke the rule."""
 
     def decorate(rule: Callable[[Path], None]) -> Callable[[], None]:
         def test() -> None:

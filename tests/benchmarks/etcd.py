@@ -1,9 +1,9 @@
 """Benchmarks of etcd, run by ``python -m tests.benchmarks.etcd``: multilock's lock, locks of other libraries, and plain
 requests for comparison.
 
-All run on one server, which keeps its data in memory, because writing to a disk would take so long that no other
-difference would show. ``make bench`` makes the environment of etcd3 and etcd3gw. Without it these libraries are left
-out.
+All contenders use one server, which keeps its data in memory, because writing to a disk would take so long that no
+other difference would show. ``make bench`` makes the environment of etcd3 and etcd3gw. Without it these libraries are
+left out.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ MISSED = 2.0
 
 
 class Mithril:
-    """A client of mithril-locks, with the methods of the clients of etcd3 and etcd3gw. Its logging is reduced, because
-    it would print each turn to stdout."""
+    """A client of mithril-locks, with the methods of the clients of etcd3 and etcd3gw. It logs only errors, because
+    other log lines would go to stdout, to which this program reports."""
 
     def __init__(self, port: int) -> None:
         structlog, redis = importlib.import_module("structlog"), importlib.import_module("redis")

@@ -27,7 +27,7 @@ HELD = (1, 1000)
 HELD_TTL = 6.0
 PERIODS = 5  # renewal periods, each a third of the ttl
 
-Count = Callable[[], Mapping[str, float]]  # returns the requests that the server has received so far, by kind
+Count = Callable[[], Mapping[str, float]]  # returns how many requests of each kind the server has received so far
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from tests.servers_zookeeper import ZooKeeperServer
 
 TTL = 30.0
 BESIDE = (0, 1_000, 5_000)
-AT_ONCE = 16  # number of threads that acquire the other readers
+AT_ONCE = 16  # number of threads that acquire the locks of the other readers
 # seconds for which a process is observed, and the share of a processor below which it counts as idle
 SETTLES, RESTS = 1.0, 0.05
 CYCLES = 40

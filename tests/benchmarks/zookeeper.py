@@ -1,8 +1,8 @@
 """Benchmarks of ZooKeeper, run by ``python -m tests.benchmarks.zookeeper``. They compare multilock's lock with kazoo's
 lock and with plain requests.
 
-All run on one server, which does not wait for its disk, because writing to the disk would take so long that no other
-difference would show.
+All contenders use one server. It does not wait for its disk, because writing to the disk would take so long that no
+other difference would show.
 """
 
 from __future__ import annotations

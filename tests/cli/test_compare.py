@@ -116,7 +116,7 @@ def test_a_quick_comparison_of_two_backends_writes_a_self_contained_page(
     assert done.returncode == 0, done.stdout + done.stderr
     address = (tmp_path / "report.html").as_uri()
     with chromium.running() as browser:
-        # test_page opens it with all widths and schemes
+        # tests/compare/test_page.py opens such a page with all widths and schemes
         opens_well(browser, address, chromium.WIDTHS[0], chromium.SCHEMES[0])
         assert browser.run("document.querySelector('.headline').textContent").startswith("Nothing was broken")
         cells = browser.run("[...document.querySelectorAll('#verdicts td')].map(each => each.textContent.trim()[0])")

@@ -550,7 +550,7 @@ def test_a_silent_backend_ends_the_command_before_another_can_hold_the_lock(
 
 
 def _full_pipe() -> tuple[int, int]:
-    """Return a pipe that nobody reads, like the one for stderr in ``2>&1 | less``."""
+    """Return the two ends of a pipe that is full, so that a write to it blocks."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):
@@ -574,7 +574,7 @@ def test_a_lost_lock_ends_the_command_although_nobody_reads_stderr(
     pid = int(line_of(process))
     assert line_of(process) == "ready"
     assert client.force_release("job")
-    until(lambda: gone(pid), within=6)  # a backend that does not push losses is asked every third of the ttl
+    until(lambda: gone(pid), within=6)  # if a backend does not push losses, multilock queries it every third of the ttl
     if command == "run":
         assert process.wait(WITHIN) == 76
     else:
@@ -616,7 +616,8 @@ def test_after_multilock_is_killed_the_name_stays_taken_while_its_command_may_li
         client.lock("job").acquire(timeout=WITHIN).release()
 
 
-# Without this right, multilock cannot kill a process of another user, as with `multilock run … -- sudo …`.
+# Without the capability ``kill``, root cannot kill a process of another user, just as a user cannot kill what `sudo`
+# runs.
 UNPRIVILEGED = ["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill"]
 ANOTHER_USER = ["setpriv", "--reuid", "65534", "--clear-groups", "sh", "-c", "echo $$; exec sleep 60"]
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start something as another user")

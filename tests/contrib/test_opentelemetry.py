@@ -41,7 +41,7 @@ def client() -> Iterator[Client]:
 
 
 class Telemetry:
-    """A provider of metrics, which a test calls to read a present value."""
+    """A provider of metrics. A test calls this object to read the present value of a metric."""
 
     def __init__(self) -> None:
         self.reader = InMemoryMetricReader()

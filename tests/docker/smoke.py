@@ -38,7 +38,7 @@ def each_grants(url: str, name: str = "any") -> list[int]:
 
 
 class Service(conformance.Place):
-    """A service under test with the conformance suite. Faults are caused in the container of the service."""
+    """A service that the conformance suite tests. Faults are caused in the container of the service."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Holder:
         assert self._lost.stays_at(1)
 
     def keeps_it(self) -> None:
-        """Assert that for longer than a ttl the holder is notified of no loss."""
+        """Assert that the holder keeps its lock for longer than a ttl."""
         assert self._lost.stays_at(0, during=1.5 * self.lease.ttl)
         assert self.lease.is_held()
         assert self.lease.state is LeaseState.HELD

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first test buil
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site as `make docs` does, which reports a link to a missing page or heading as an error."""
+    """Build the site as `make docs` does. A link to a missing page or heading is an error."""
     target = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", str(target)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

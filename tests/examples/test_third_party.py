@@ -1,4 +1,5 @@
-"""The backend of docs/writing-a-backend.md is built and installed as by its author, and found by its entry point."""
+"""The example backend of docs/writing-a-backend.md can be built and installed, and multilock finds it by its entry
+point."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_the_kubernetes_deployment_gives_the_leader_the_time_it_needs() -> None:
     connections = float(re.findall(r"^CONNECTIONS = ([\d.]+)", program, re.MULTILINE)[0])
     command, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
-    request_timeout = 5.0  # the default, with the default ttl
+    request_timeout = 5.0  # the default request timeout for the default ttl
     assert pod["terminationGracePeriodSeconds"] > float(seconds) + connections + grace + request_timeout
     for probe in (container["livenessProbe"], container["readinessProbe"]):
         assert probe["httpGet"] == {"path": "/healthz", "port": 8000}

@@ -95,9 +95,9 @@ SHORT_STOP = 0.05  # seconds; a process certainly notices a stop of this length
 # Seconds within which a callback must start. It passes through three threads, and each may pause unnoticed for STALLED
 # seconds.
 CALLBACK_WITHIN = 3 * STALLED
-STREAMS = 3  # streams of faults of processes; while a fault of one stream waits for its moment, the others continue
+STREAMS = 3  # streams of faults that hit processes; while one stream waits for a fitting moment, the others continue
 AT_ONCE = 4  # the greatest number of processes with a fault at the same time
-CUT_OFF_TOO = 2  # further processes that are cut off just as they got a lock
+CUT_OFF_TOO = 2  # so many further processes may have a fault if they are cut off just after they got a lock
 LOOK_EVERY = 0.5
 
 
@@ -406,7 +406,7 @@ class ZooKeeperArena(ServerArena):
         self.server.restart()
 
     def held(self) -> Iterator[LockInfo]:
-        if not self.operator.connected:  # a request sent at this moment would get its reply much later
+        if not self.operator.connected:  # without a connection, a reply would come too late
             return
         until = now() + 0.2
         listed = {name: self.operator.get_children_async(f"/multilock/{name}") for name in NAMES}
@@ -447,7 +447,7 @@ class PostgresqlArena(ServerArena):
     """A PostgreSQL server with a disk. Its processes are stopped or ended, and it is also killed and started again."""
 
     scheme = "postgresql"
-    ttl = 3.0  # a lost reply costs a connection, and the server starts a process for each new one
+    ttl = 3.0  # after a lost reply the client reconnects, and the server starts a process for that
     by_session = False
     asked_again = 15.0  # seconds for which a name stays taken if it was handed over just before a crash
 
@@ -712,7 +712,7 @@ class Chaos:
             return False
         network = self.arena.networks[place]
         self._begin("cut off before a renewal", place, network.heal, self._rest(always_long=True))
-        network.black_hole(self.dice.choice(["both", "up"]))  # not "down", in which the renewals would arrive
+        network.black_hole(self.dice.choice(["both", "up"]))  # not "down", because then the renewals would still arrive
         return True
 
     def freeze_a_new_holder(self) -> bool:
@@ -940,8 +940,8 @@ def run(
 ) -> Report:
     """Run chaos for ``seconds``, or until the first violation.
 
-    If not ``enough`` happens in that time on a busy machine, the run takes up to four times as long. ``mixed`` adds
-    locks of every kind.
+    On a busy machine too little may happen in that time. Then the run continues until ``enough`` returns True, for up
+    to four times as long. ``mixed`` adds locks of every kind.
     """
     again = f"seed {seed}, {arena.__name__}, {kind.__name__}, {seconds:g} s, defect {defect!r}, mixed {mixed}"
     with _chaos(kind, arena, seed, habits, defect, mixed) as chaos:

@@ -66,8 +66,8 @@ def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def connect(face: Face, redis_server: RedisServer) -> Iterator[Connect]:
-    """Make clients of this face, each of which has already used its connection. The test sees the blocking
-    interface."""
+    """Make clients of this face that have already used their connection. The asyncio clients have blocking methods,
+    too."""
     made: list[Client] = []
 
     def connect(url: str | None = None, *, ttl: float = 10.0, warm: bool = True, **options: Any) -> Client:

@@ -53,10 +53,10 @@ from tests.faults.waits import PATIENCE
 
 L = TypeVar("L", Lease, AsyncLease)
 
-SHORT_HOLD = 0.03  # seconds for which most leases are held at most; `LONG_HOLD` of all leases are held longer
+SHORT_HOLD = 0.03  # seconds: the longest hold, except for the share `LONG_HOLD` of the leases
 NOTE_EVERY = 0.004  # seconds between two "held" lines of one lease
 AT_ONCE = 50  # concurrent acquires of one client that keeps many locks
-LOOK_EVERY = 0.2  # seconds between two checks of all these locks
+LOOK_EVERY = 0.2  # seconds between two checks of all locks of a client that keeps many
 PATIENT = 0.0  # the share of requests that wait until the waiter counts as starved
 PERMITS = 3
 PLAIN, WRITERS = 0.15, 0.15  # shares of plain locks and writers among the requests for a mixed name

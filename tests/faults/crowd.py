@@ -136,7 +136,8 @@ class Crowd(Chaos):
 
 
 class Permits(Crowd):
-    """Kill one process after another that holds permits, each once the permits of the previous one are in use again."""
+    """Kill processes that hold permits, one after another. Each kill waits until the permits of the previous process
+    are in use again."""
 
     permits = PERMITS
 

@@ -1,7 +1,7 @@
 """Run contenders for some seconds with all kinds of faults, and judge their records. With a known defect, the judgement
 must find it.
 
-`make chaos` runs each backend for ten minutes, and every defect.
+`make chaos` runs each backend for ten minutes, and each defect for up to ten.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_the_oracle_reports_a_waiter_that_entered_before_an_earlier_one(
         (["1 asks 10 w x", f"1 enters {11 + PATIENCE} w w1"], 1),
         (["1 asks 10 w x", f"1 leaves {11 + PATIENCE} w"], 1),
         (["1 asks 10 w x", f"1 enters {11 + PATIENCE} w w1", "1 stall 10 20"], 0),
-        (["1 asks 10 w x", "1 enters 11 w w1", "1 asks 12 w x", "1 end - 0"], 1),  # its process ended while it waited
+        (["1 asks 10 w x", "1 enters 11 w w1", "1 asks 12 w x", "1 end - 0"], 1),  # the process ended during the wait
         (["1 asks 10 w x", "1 enters 11 w w1", "1 asks 12 w x"], 0),  # killed
     ],
 )

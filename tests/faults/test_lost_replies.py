@@ -19,7 +19,7 @@ def test_after_an_acquire_with_a_lost_reply_one_release_frees_the_lock(
     assert operator.get(KEY).decode() == lease.owner
     assert lease.release()
     assert operator.get(KEY) is None
-    [tombstone] = operator.keys("*:gone:*")  # makes the server refuse the attempt if it arrives late
+    [tombstone] = operator.keys("*:gone:*")  # if the attempt arrives late, the server refuses it because of this key
     assert 0 < operator.ttl(tombstone) <= 60
 
 

@@ -37,7 +37,7 @@ __all__ = ["SIMULATED", "ConsulServer", "Dialer"]
 
 VERB = re.compile(rb'"Verb": ?"([a-z-]+)"')
 
-LOOKS_EVERY = 0.05  # seconds between two looks of a stopped server's reply whose time has come
+LOOKS_EVERY = 0.05  # seconds between two checks whether a stopped server runs again and can reply
 STAGGER = 16  # a blocking query takes longer than its wait, by at most the wait divided by this number
 UNITS = {"ms": 1e-3, "s": 1.0}
 REASONS = {200: "OK", 404: "Not Found", 409: "Conflict", 500: "Internal Server Error"}
@@ -194,7 +194,7 @@ class ConsulServer(Server):
         if forces and all(self.store.fits(step) for step in steps[::2]):
             self._report_forced({step["Key"] for step in steps})
         if not WRITES.isdisjoint(verbs):
-            self._reads_from = 0.0  # the leader executes this write only after all of its log
+            self._reads_from = 0.0  # the new leader executes its whole log before this write
         rows, errors = self.store.execute(steps)
         self._note(f"{[(step['Verb'], step['Key']) for step in steps]} -> {errors or self.store.index}")
         self._reply(end, 409 if errors else 200, shown(rows, errors))

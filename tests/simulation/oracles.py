@@ -112,7 +112,8 @@ class Oracle:
 
 
 class Overlap(Oracle):
-    """Simultaneous holders have modes that may hold a name together (I1, O1), and no more than its permits (I8)."""
+    """If a name has several holders at once, their modes allow this (I1, O1), and they use no more permits than the
+    name has (I8)."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         live = [each for each in others if each.held.is_live]
@@ -534,7 +535,8 @@ class Oracles:
         """Return whether the server has forgotten the grant before its holder got it."""
         sent_at, servers = belief.sent_at, self.world.servers
         if belief.part.granted.group is not None and belief.token and len(servers) == 1:
-            # A later renewal of the session may have been sent after the request for the lock.
+            # ``sent_at`` may be the time of a later renewal of the session, but the token shows when the lock was
+            # granted.
             sent_at = min(sent_at, servers[0].granted_at(belief.token))
         return sent_at <= max(self._forgot.get(belief.name, 0.0), self._forgot.get(None, 0.0))
 

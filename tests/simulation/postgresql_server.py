@@ -241,7 +241,7 @@ class PostgresqlServer(Server):
     # Faults
 
     def _ended(self, *, forgets: bool) -> list[Socket]:
-        """Shut down orderly, or crash. A crash may lose the last commits."""
+        """Shut down cleanly, or crash. A crash may lose the last commits."""
         sessions, self._sessions = list(self._sessions.values()), {}
         self.store.locked = {}
         if forgets:

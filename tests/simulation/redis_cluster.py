@@ -31,7 +31,7 @@ __all__ = ["SIMULATED", "ClusterNode", "Clustered", "Table", "table_of"]
 SHARDS = 2
 NODE_TIMEOUT = 1.5  # seconds without contact after which a node counts as down and stops serving
 TEND_EVERY = 0.2  # seconds between two messages of a node to the others
-LEARNS = 0.5  # probability that such a message contains a change
+LEARNS = 0.5  # probability that a message to another node contains a change
 BETWEEN_KEYS = 0.02  # seconds at most between two keys of a slot that moves
 IS_DOWN = "CLUSTERDOWN The cluster is down"
 OF_ONE_KEY = {"GET", "SET", "PTTL", "PEXPIRE", "HDEL", "HSET", "ZADD"}
@@ -53,7 +53,7 @@ class Table(NamedTuple):
         return Table(self.epoch + 1, tuple(ranges))
 
     def moved(self, slot: int, to: ClusterNode) -> Table:
-        """Return the next table, in which ``to`` has this slot, too."""
+        """Return the next table, in which ``to`` has this slot besides its other slots."""
         ranges = [(slot, slot, to)]
         for first, last, node in self.ranges:
             ranges += [(first, min(last, slot - 1), node), (max(first, slot + 1), last, node)]

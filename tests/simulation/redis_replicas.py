@@ -288,12 +288,12 @@ class SentinelServer(RedisServer):
 
     def __init__(self, *about: Any) -> None:
         super().__init__(*about)
-        self.epoch = 0  #: the epoch of the last failover that it knows
+        self.epoch = 0  #: the epoch of the last failover that this Sentinel knows
         self.names: Server = self  #: the primary whose address it gives to clients
         #: the primary that it describes; a leader of a failover still describes the former one
         self.describes: Server = self
         self.others: list[SentinelServer] = []
-        self.replicas, self.leads = 0, False  #: the number of replicas that it knows, and whether it leads a failover
+        self.replicas, self.leads = 0, False  #: how many replicas this Sentinel knows, and whether it leads a failover
         self.apart_until = 0.0  #: the time from which it can reach the other Sentinels again
 
     def learn(self, epoch: int, primary: Server) -> None:
@@ -389,7 +389,7 @@ class Promoting(Group):
         return [each for each in self.redis if each.leader is each.copied is primary and runs(each)]
 
     def promote(self, former: Replicating, new: Replicating) -> None:
-        """Let a replica take the place of a primary, of which the primary is not notified."""
+        """Let a replica take the place of a primary. The former primary is not notified."""
         self._excuse(former, new)
         self.primaries[self.primaries.index(former)] = new
         self._asked = {each: since for each, since in self._asked.items() if each[1] is not new}
@@ -431,7 +431,7 @@ class Promoting(Group):
                 self.sim.note(None, f"the new primary lacks a change of {name}")
                 oracles.excuse(name)
         for _, claim in set(new.claims()) - set(former.claims()):
-            oracles.doom(claim, former)  # its release or cancel is lost
+            oracles.doom(claim, former)  # the claim's release or cancel is lost
             oracles.forced.pop(claim, None)
 
     def _script(self, server: Replicating, claims: list[str]) -> Callable[[], None]:
@@ -461,8 +461,8 @@ class Promoting(Group):
         self._on_sent(sock, data)
 
     def judge(self, belief: Belief) -> str:
-        """Return a violation if the reply of a former primary made the client believe, although the client had sent a
-        request to the new primary before."""
+        """Return a violation if the client believes because of a former primary's reply, although it had already sent a
+        request to the new primary."""
         former, new = self.world.oracles.doomed.get(belief.part.claim.id), self.keeper(belief.name)
         asked = self._asked.get((belief.held.process, new, belief.name), math.inf) if new else math.inf
         late = self.sim.time - asked
@@ -523,8 +523,8 @@ class Guarded(Promoting):
         self.sim.after(self.random.uniform(0.0, 1.0), self._is_promoted, leader, self.epoch)
 
     def divide(self, choice: int, seconds: float) -> None:
-        """Let a Sentinel lose contact to the others. It leads a failover just before, or misses a failover just
-        after."""
+        """Let a Sentinel lose contact with the others for ``seconds``. Just before, it leads a failover, or just
+        afterwards it misses a failover."""
         alone, leads = self.sentinels[choice % SENTINELS], choice // 16 % 2
         if leads:
             self.fail_over(choice, alone)

@@ -71,7 +71,7 @@ def _file_of(module: str) -> Path | None:
 
 @cache
 def _imported_by(path: Path) -> set[str]:
-    """Return the full names that a file imports. Some name not a module but a part of one."""
+    """Return the full names that a file imports. Some of them may not be modules, but parts of modules."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

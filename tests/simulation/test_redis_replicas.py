@@ -134,7 +134,7 @@ def test_simulated_replicas_have_the_data_and_the_replies_of_real_ones(both: lis
             leads = int(number >= CALLS * 2 // 3)
             if number % 4 == 3:
                 at, words = chance.randrange(2), chance.choice([["WAIT", 1, 9999], ["WAIT", 0, 10]])
-                if at == leads:  # WAIT counts the changes of its own connection
+                if at == leads:  # WAIT waits only for changes of its own connection
                     write: list[Word] = ["SET", "ml/a", number]
                     assert ask(pairs[at][0], *write) == pairs[at][1].ask(*write)
             where = f"seed {seed}, call {number} of server {at}: {words}"

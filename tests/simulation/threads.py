@@ -334,7 +334,8 @@ class Selector(File):
 class Poll:
     """The part of select.poll that the library uses. Writing to a file never blocks.
 
-    It waits for simulated files, and for the real FIFOs of SQLite's clients. If the task must end, it closes the FIFO.
+    It waits for simulated files, and for the real FIFOs of SQLite's clients. If the task must end during the wait for a
+    FIFO, `poll` closes the FIFO.
     """
 
     def __init__(self) -> None:

@@ -150,7 +150,7 @@ class World:
             self.event("rare", sock.process)
 
     def _arrived(self, sock: Socket, data: bytes) -> None:
-        # the claim id if these bytes are only a hint; for a grant, more words follow
+        # `pushed` returns the claim id for a hint. For a grant, it returns the claim id and further words.
         if claim := sock.server.pushed(data):
             if claim in self.oracles.forced:
                 self.oracles.told.setdefault(claim, self.sim.time)

@@ -119,7 +119,7 @@ def isolate(world: World, fault: Fault, process: Process) -> None:
 def _open(world: World, ttl: float) -> Any:
     server = world.servers[0]
     assert isinstance(server, ZooKeeperServer)
-    # The stalls of a plan are shorter than that. In a session of half a second, a slow packet ends the connection.
+    # Longer than any stall of a plan. In a session of half a second, a slow packet would end the connection.
     server.shortest = max(ttl / 2, 1.0)
     connect_through(world.network, server)
     return multilock_zookeeper.open_backend("zookeeper://simulation", {"prefix": PREFIX, "ttl": ttl})

@@ -114,7 +114,7 @@ class Member:
         self.on_children: dict[str, dict[End, None]] = {}
         self.up = True  # whether it serves clients; False only for a follower that has lost its leader
         self.era = 0  # how often it has lost its leader
-        self.cut_until = -math.inf  # until this time no message passes between it and the leader
+        self.cut_until = -math.inf  # until this time no message passes between this member and the leader
         self.to_leader = self.from_leader = -math.inf  # when the last message in each direction arrives
         self.waiting: dict[int, deque[Request]] = {}  # the requests that get their reply with a write of the log
         # active sessions that were not reported to the leader yet, with their timeouts
@@ -128,7 +128,7 @@ class Tracked:
     expires: float
     owner: tuple[int, int] | None = None
     closing: bool = False
-    watched: bool = field(default=False)  # whether a check at its expiry is planned
+    watched: bool = field(default=False)  # whether a check at the session's expiry is planned
 
 
 class Contender(NamedTuple):
@@ -517,7 +517,7 @@ class ZooKeeperServer(Server):
         return [one.claim for one in queue[self._holding(queue) :] if one not in ending]
 
     def request(self, data: bytes) -> object:
-        return data[8:12], len(data) // 32  # the number of the operation, and about what it contains
+        return data[8:12], len(data) // 32  # the type of the operation, and roughly the length of the request
 
     def pushed(self, data: bytes) -> str | None:
         """Return the claim whose node was deleted."""

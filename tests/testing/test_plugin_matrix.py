@@ -305,7 +305,7 @@ def test_no_password_is_shown_even_if_two_urls_differ_only_in_it(pytester: pytes
             raise RuntimeError(f"no luck with {str(multilock_url)}, {multilock_url.partition('@')[0]}")
         """
     )
-    # The server has no password, refuses one, and its reply is shown.
+    # This server has no password. It refuses the password of the URL, and pytest shows its reply.
     options = ("--multilock-url", one, "--multilock-url", other, "--setup-show", "--showlocals")
     result = run(pytester, *options, "--multilock-compare", "--multilock-report", "out", "-k", "not shows")
     folder = pytester.path / "out"

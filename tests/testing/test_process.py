@@ -1,4 +1,4 @@
-"""Helper processes can be sent commands, frozen and killed."""
+"""A test can send commands to helper processes, freeze them and kill them."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ class Account:
             part.sets.append(self)
 
     def enter(self) -> bool:
-        """Begin a body, which takes over an acquire by hand. Returns False if the lease is over."""
+        """Begin a body. If an acquire has no body yet, this body becomes its owner. Returns False if the lease is
+        over."""
         owner = self.by_hand > 0
         self.by_hand, self.owners, self.guests = self.by_hand - owner, self.owners + owner, self.guests + (not owner)
         if self.state != HELD:

@@ -42,7 +42,7 @@ def client(client_in_threads: Client) -> Client:
 
 
 def in_time(call: Callable[[], object]) -> None:
-    """Run ``main`` with a time limit: it must not hang."""
+    """Check that ``call()`` does not hang."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(5)

@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 
 def fork_in_c() -> int:
     """Fork as daemon(3) and other C libraries do: Python is not informed, and runs no hook."""
-    time.sleep(0.1)  # other threads become idle, because a GIL that one of them holds would stay locked in the child
+    time.sleep(0.1)  # until other threads are idle: if one of them held the GIL, it would stay locked in the child
     pid: int = ctypes.PyDLL(None).fork()
     return pid
 
@@ -521,7 +521,7 @@ def test_close_waits_one_request_timeout_for_callbacks_that_hang(real: Scripted)
     began = time.monotonic()
     client.close()
     assert 0.3 <= time.monotonic() - began < 2
-    eventually(lambda: real.holders == {})  # this release may take one request timeout, too
+    eventually(lambda: real.holders == {})  # the release may take a further request timeout
     hang.set()
 
 

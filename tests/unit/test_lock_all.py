@@ -34,7 +34,7 @@ def runtime() -> HandRuntime:
 
 
 class Resting(Scripted):
-    """A backend that keeps a released name taken, and records each name and its time."""
+    """A backend that supports ``hold_at_least``, and records each name and the seconds for which it must stay taken."""
 
     def __init__(self, runtime: HandRuntime) -> None:
         super().__init__(runtime, hold_at_least=True)
@@ -396,7 +396,7 @@ def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) 
                 eventually(lambda: backend.holders == {})
             else:
                 assert lease.release()
-                if not where:  # with an interrupt: a finalizer was interrupted, which no caller notices
+                if not where:  # the call was not interrupted, so all points have been tried
                     break
     assert step > 100
 

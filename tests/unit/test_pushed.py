@@ -155,7 +155,7 @@ def test_a_pushed_grant_counts_after_a_reply_that_was_older(
 ) -> None:
     def refused_and_then_handed_over(backend: Scripted, call: Call) -> Any:
         answer = call.execute()
-        hand_over(backend, call.claims[0], call.at)  # the push arrives before the reply, which is older
+        hand_over(backend, call.claims[0], call.at)  # the push overtakes the reply
         return answer
 
     backend.script("attempt", refused_and_then_handed_over)

@@ -142,7 +142,7 @@ class Watched:
         self.lease = lease
         self.states = [LeaseState.HELD]
         self.losses: list[tuple[float, Loss]] = []
-        self.taken = False  # a force release ended the lock, of which the holder may not be notified yet
+        self.taken = False  # the lock was released by force, and the holder may not be notified yet
         self.paused = False  # the process was stopped while it held the lease
         self.given_back = False  # release() began while the lock was held, so only the reply can still report a loss
 

@@ -40,7 +40,7 @@ def note(*words: object) -> None:
 
 
 def watch_pulse(every: float = PULSE) -> None:
-    """Start a thread that records each time in which this process did not run for 25 ms or more.
+    """Start a thread that records each pause of this process of 25 ms or more.
 
     The thread checks once in ``every`` seconds.
     """

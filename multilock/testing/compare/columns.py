@@ -95,7 +95,8 @@ class Column:
                 self.gone = f"{type(error).__name__}: {error}"
 
     def find_leftovers(self, begin: str, *, patient: bool) -> None:
-        """Set ``leftovers`` to the names with this beginning at the server. An adapter that can sweep removes them.
+        """Set ``leftovers`` to the names with this beginning at the server. If the adapter has the method ``sweep``,
+        that method removes what it can, and only the others are left.
 
         If ``patient`` is True, wait until the leases of the remaining locks should have expired.
         """

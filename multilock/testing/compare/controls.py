@@ -130,7 +130,7 @@ class _NaiveLock:
 
         try:
             return bool(self._client.set(self._name, owner, nx=True, px=milliseconds))
-        except redis.RedisError:  # a stopped server continues later
+        except redis.RedisError:  # the server may be stopped for now: try again
             return False
 
 
@@ -448,7 +448,7 @@ def _sweep(url: str, begin: str) -> list[str]:
 
 
 def _ours(url: str) -> Any:
-    """Return multilock's backend for its parsed URL, without opening it."""
+    """Parse ``url``, and return multilock's backend for it, not yet connected."""
     return open_configured(resolve(url))
 
 

@@ -169,7 +169,7 @@ class _Scene:
 
     @contextmanager
     def _ends_its_fault(self) -> Iterator[None]:
-        """Record the end of each fault that has no end, also after an error."""
+        """When the context ends, also by an error, record the end of each fault that has not ended."""
         try:
             yield
         finally:

@@ -243,7 +243,7 @@ def _overlaps(grants: list[Event]) -> Iterator[str]:
 
 
 def _believed(grants: list[Event]) -> Iterator[tuple[Event, Event]]:
-    """Yield each grant in which its holder believed, with the next such grant."""
+    """Yield the successive pairs of the grants whose holder believed that it held the lock."""
     return pairwise(event for event in grants if event["held"])
 
 

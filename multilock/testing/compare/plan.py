@@ -118,7 +118,7 @@ class Plans:
         self._within = self._for_the_rest = options.within
         self._again: dict[Cell, deque[Planned]] = defaultdict(deque)  # cycles that run only if they are needed
         self._begun = Counter[Cell]()
-        self._settled: set[Cell] = set()  # cells that need no further cycle: one was decided, or broke off
+        self._settled: set[Cell] = set()  # cells that need no further cycle, because a cycle was decided or broke off
         self._id = secrets.token_hex(4)
         self._numbers = itertools.count(1)
         faults = [name for name in options.names if name in SCENARIOS]

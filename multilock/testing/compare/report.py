@@ -48,7 +48,7 @@ SCHEMA = 1
 REPORT = "report.json"
 LATER = frozenset({"writes", "writes_refused", "token_regressions"})  # keys of a row that the first reports lack
 GREEN, VIOLATION, VOID, UNREACHABLE = 0, 1, 3, 69
-DECIDED_SHARE = 0.5  # share of its cycles that must be decided for each contestant except controls, or the run is void
+DECIDED_SHARE = 0.5  # the run is void if a contestant that is not a control has a smaller share of decided cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +391,7 @@ def gather(history: Path) -> Gathered:
 
 
 def _grown(given: Iterable[tuple[float, int | None]]) -> Iterator[tuple[float, bool]]:
-    """Yield when each holder of a name got its token, and whether it was greater than the previous one."""
+    """Yield when each holder of a name got its token, and whether that token was greater than the previous one."""
     before: int | None = None
     for at, token in given:
         if token is not None:

@@ -237,12 +237,12 @@ class _Runner:
             planned, elapsed = max(self.plans.planned, done + len(running)), now() - self.began
             self._progress(Progress(done, planned, running, elapsed, self._within, self._measuring))
 
-    # ---- methods on the threads that play cycles and loads
+    # ---- methods that run on the threads of cycles and loads
 
     def _thread(
         self, act: Callable[..., None], *arguments: object, after: Sequence[threading.Thread] = ()
     ) -> threading.Thread:
-        """Return a thread that calls ``act`` once these threads have ended. An error in it ends the run."""
+        """Return a thread that calls ``act`` once the threads ``after`` have ended. An error in it ends the run."""
         before = [*after]
 
         def body() -> None:

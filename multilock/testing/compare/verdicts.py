@@ -103,7 +103,7 @@ def judge_cycle(events: list[Event]) -> CycleVerdict:
     if not scenario.hears:
         broken += _deaf(cycle)
     overlap = max((apart.overlap for apart, _ in pairs if not math.isnan(apart.overlap)), default=math.nan)
-    lost = a is None or a.release is None or a.over is not None  # False only if A released the lock before it lost it
+    lost = a is None or a.release is None or a.over is not None  # False only if A released the lock before losing it
     at = cycle.faults[0]["at"] if cycle.faults else math.nan
     figures: dict[str, Any] = {
         "overlap": overlap,
@@ -199,7 +199,7 @@ def _regressions(cycle: _Cycle) -> Iterator[str]:
 
 
 def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
-    """Return how late a callback came after the next holder, and whether a busy machine may be the reason."""
+    """Return how long after the next grant a callback came, and whether a busy machine may be the reason."""
     following = [other for other in cycle.beliefs if other.began > belief.began]
     if not (belief.losses and following and belief.confirmed):
         return None
@@ -207,7 +207,7 @@ def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
     late = told - following[0].began
     if late <= 0:
         return None
-    # Only a stall of the process after this time can be the reason.
+    # Only a stall after this time can have delayed the callback.
     since = min(belief.until, following[0].began) - cycle.header["ttl"]
     stood_still = any(end > since and start < told for start, end in cycle.record.stalls[belief.pid])
     return late, late <= UNSEEN or stood_still
@@ -239,7 +239,7 @@ def _unclear(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
             yield f"the process of {belief.id} did not run as its callback was due"
         if _untold(cycle, belief) is None:
             yield f"{belief.id} lost it without notice, but there was too little time for a notice"
-        if belief.id != "A" and belief.over is not None:  # A's late release took it away, or the machine stood still
+        if belief.id != "A" and belief.over is not None:  # A's late release took the lock, or the machine stood still
             yield f"{belief.id} lost it after {belief.over - belief.began:.3f} s, and no fault was meant for it"
 
 

@@ -291,7 +291,7 @@ class _Role:
         return valid
 
     def _hold(self, holding: AdapterHolding, yes: bool, asked: float, valid: float) -> None:
-        """Check the lock until its holder no longer believes in it, or until it must be released.
+        """Check the lock until the check returns False, or until the lock must be released.
 
         Every `NOTE_EVERY` seconds, record the time of a check that returned True. If this process was paused, also
         record the last check before the pause. At the end, record the last check that returned True. ``yes`` is the

@@ -37,7 +37,7 @@ class Face(Protocol):
     def function(self, body: Callable[..., T], *, blocks: bool = False) -> Callable[..., Any]:
         """Return a function for this face's decorator and ``run()``: ``body``, or a coroutine function that calls it.
 
-        If it ``blocks``, the coroutine function calls it in a thread.
+        If ``blocks`` is True, the coroutine function calls ``body`` in a thread.
         """
 
     def is_callback_thread(self, ident: int) -> bool:
@@ -66,7 +66,7 @@ class BlockingFace:
         return body
 
     def is_callback_thread(self, ident: int) -> bool:
-        """Return whether the thread does no work of the library, or is the thread for callbacks."""
+        """Return whether the thread ``ident`` has ended, or is a thread for callbacks."""
         return all(each.ident != ident or each.name == "multilock-callback" for each in threading.enumerate())
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class AsyncioFace:
         return function
 
     def is_callback_thread(self, ident: int) -> bool:
-        """Return whether the calling thread is that of the loop."""
+        """Return whether ``ident`` is the thread of the loop, where asyncio callbacks run."""
         return ident == self._thread.ident
 
     def run(self, coroutine: Coroutine[Any, Any, T], within: float = 30.0) -> T:

@@ -514,8 +514,8 @@ class LeaseConformance(Conformance):
         time.sleep(1.3 * place.quick_ttl)
         assert holder.release()
         lease, held_from = waits.result(SOON)
-        # This test cannot use remaining(), because a session's proof may be older than the grant until the session is
-        # renewed.
+        # This test cannot use remaining(): until a session is renewed, its validity may count from a time before the
+        # grant.
         loss = lease.wait_lost(2 * lease.ttl + SOON)
         assert loss is not None
         # The callback starts in the last tenth of the ttl.

@@ -61,7 +61,7 @@ class Ear:
         """Ignore it."""
 
     def granted(self, claim_id: str, granted: Granted) -> None:
-        """Record a push, which is also a wake-up: a client may ignore the push itself."""
+        """Record a pushed grant. Record a wake-up as well, because a client may ignore the grant."""
         self.pushed[claim_id] = granted
         self.wake(claim_id)
 

@@ -33,7 +33,7 @@ def fresh(token: dict[str, Any]) -> bool:
 
 
 def refresh(token: dict[str, Any]) -> dict[str, Any]:
-    """Ask the authorization server for a new token. The limit is shorter than the ttl: a late reply is not stored."""
+    """Ask the authorization server for a new token."""
     form = urllib.parse.urlencode({"grant_type": "refresh_token", "refresh_token": token["refresh_token"]}).encode()
     with urllib.request.urlopen(os.environ["TOKEN_URL"], form, timeout=10) as reply:
         new = json.load(reply)

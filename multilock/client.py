@@ -240,8 +240,8 @@ class Client(ForWith, ClientOfAFace):
         Later waiters do not overtake a waiter that they would block, so neither readers nor writers starve. With
         Consul, only later readers wait for a writer. ``fair`` does not change this order. With True, a backend that
         keeps no order of arrival raises CapabilityMissing. With False, only one waiting writer of this client at a time
-        asks the server. None uses the order that the backend offers. Every other kind of lock with this name excludes
-        readers and writers.
+        asks the server. With None, the order is the one that the backend offers. Every other kind of lock with this
+        name excludes readers and writers.
 
         A thread that has a read lease and asks for another one would wait for itself if a writer waits in between: use
         ``reentrant=True``. A reader that asks to write must release its read lease first, otherwise acquire() raises

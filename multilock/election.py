@@ -280,12 +280,12 @@ class Election(ForWith, Candidacy[Leadership]):
         return leader_info(run(kernel.ask(kernel.backend.inspect, self.name, name=self.name)))
 
     def observe(self) -> Iterator[LeaderInfo | None]:
-        """Return an iterator over the leaders: the present one at once, then each change. None stands for no leader.
+        """Return an iterator over the leaders: the present one at once, then each change.
 
-        ``next()`` blocks until the next change. A change arrives as soon as the backend pushes it, otherwise within 0.5
-        s. Quick changes may be merged, but the last one always arrives. An outage yields nothing. The iterator ends
-        when the client is closed. If the backend refuses the request, ``next()`` raises BackendRejected and may be
-        called again.
+        None means that nobody leads. ``next()`` blocks until the next change. A change arrives as soon as the backend
+        pushes it, otherwise within 0.5 s. Quick changes may be merged, but the last one always arrives. An outage
+        yields nothing. The iterator ends when the client is closed. If the backend refuses the request, ``next()``
+        raises BackendRejected and may be called again.
         """
         self._kernel.check_open()
         return Leaders(Observer(self._kernel, self.name))

@@ -23,8 +23,8 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 @lru_cache(maxsize=64)
 def _host_and_pid(asker: str) -> tuple[str | None, int | None]:
-    """Return host and pid from an owner's text without its id. That text is the same for every claim of a lock
-    object."""
+    """Return host and pid from an owner's text without its id. The text without its id is the same for every
+    claim of a lock object."""
     asks = parse_owner(f"id{asker}")
     return asks.host, asks.pid
 

@@ -35,8 +35,8 @@ class Kind(IntEnum):
 class Turns:
     """A limit for the requests under way, with a queue for each kind of request that has to wait for its turn.
 
-    Releases come first, because each one frees a name. The first attempts of claims come before the heartbeats of
-    waiters that have a place in the server's queue. So a first attempt for a free lock does not wait behind many
+    Releases come first, because each one frees a name. The first attempt of an acquire() comes before heartbeats, by
+    which waiters keep their places in the server's queue. So a first attempt for a free lock does not wait behind many
     attempts for another name.
     """
 

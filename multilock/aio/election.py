@@ -110,7 +110,7 @@ class LoopTerm(Term[AsyncLeadership]):
             return
         task = self._elected_task = asyncio.current_task()
         try:
-            # called even if the term is over, because on_lost follows, and each on_lost must follow an on_elected
+            # on_elected is called even if the term is over, because on_lost follows, and must not be called without it.
             if self.office.on_elected:
                 with inside(self.elected):
                     result = self.office.on_elected(self.leadership)
@@ -348,7 +348,7 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
     def observe(self) -> AsyncIterator[LeaderInfo | None]:
         """Return an asynchronous iterator over the leaders: the present one at once, then each change.
 
-        None stands for no leader. An outage yields nothing, and the iterator ends when the client is closed. See
+        None means that nobody leads. An outage yields nothing, and the iterator ends when the client is closed. See
         `multilock.Election.observe` for how soon a change arrives.
         """
         self._kernel.check_open()

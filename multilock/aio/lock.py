@@ -132,7 +132,7 @@ class HeldAsyncLease(Holding, Enters):
 
 
 class Trying(Coroutine[Any, Any, R], Generic[R]):
-    """A coroutine whose truth value is a TypeError.
+    """A coroutine whose use as a condition raises TypeError.
 
     Otherwise ``if lock.try_acquire():``, where ``await`` was forgotten, would run its block without the lock.
     """

@@ -107,7 +107,8 @@ class LoopFace:
         """Send an attempt, or a heartbeat of a claim that waits already.
 
         If the backend can send many attempts together, heartbeats take no turns. An attempt whose turn does not come in
-        time is not sent. It does not count as unanswered if the server has answered other requests meanwhile.
+        time is not sent. Such an attempt does not count as unanswered if the server has answered other requests
+        meanwhile.
         """
         if self._at_once:
             await asyncio.sleep(0)  # otherwise a task that acquires in a loop would never let another task run

@@ -149,7 +149,7 @@ class Child:
             if os.WIFSTOPPED(status):
                 self._stopped(os.WSTOPSIG(status))
                 continue
-            # stored in Popen too, so that it does not call waitpid() again
+            # The exit code is stored in Popen too, so that Popen does not call waitpid() again.
             code = self._process.returncode = os.waitstatus_to_exitcode(status)
             if not self._ending:  # CMD ended by itself, but the rest of its group may still run
                 self._dismiss_watcher()

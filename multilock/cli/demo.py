@@ -1,5 +1,5 @@
-"""``multilock demo``: processes elect a leader, the leader is killed, and another process takes over. Each step shown
-is checked."""
+"""``multilock demo``: processes elect a leader, the leader is killed, and another process takes over. Each step that
+is shown is also checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integrations with other libraries. None is imported unless the program imports it."""
+"""Integrations with other libraries. multilock itself imports none of them."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ def instrument(
     """Count, measure and trace what ``client`` does, until the returned function is called.
 
     Each acquire() becomes a span ``multilock.acquire``, from the call to its end, and each lease a span
-    ``multilock.hold``, from the grant to the release or the loss. Both are children of the span that was current at the
-    call of acquire(). A span is created only at its end, so a process that is killed leaves no span of the leases that
-    it held.
+    ``multilock.hold``, from the grant to the release or the loss. Both spans are children of the span that was current
+    at the call of acquire(). A span is created only at its end, so a process that is killed leaves no span of the
+    leases that it held.
 
     ``meter_provider``, ``tracer_provider``: by default the global ones, which the program may set before or after this
     call. A provider that is not set records nothing.

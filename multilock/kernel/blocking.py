@@ -72,8 +72,8 @@ class Face(Protocol):
     def abandoned(self) -> Sequence[str]:
         """Return the ids of the claims whose waiters never run again, because their event loop was closed.
 
-        The ticking thread calls this. Without that call, a client that is not used again would keep the places of these
-        waiters in a queue for as long as it renews its session.
+        The ticking thread, which watches deadlines, calls this. Otherwise a client that is not used again would keep
+        the places of these waiters in a queue for as long as it renews its session.
         """
         ...
 

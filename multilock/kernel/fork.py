@@ -21,8 +21,8 @@ MADV_WIPEONFORK = 18  # <sys/mman.h>: a forked child finds this page filled with
 
 
 class _ByPid:
-    """Stands in for a memory page that is wiped in a forked child, which only Linux has. Each read costs a system
-    call."""
+    """Stands in for a memory page that is wiped in a forked child, on a system without such pages. Each read costs a
+    system call."""
 
     def __init__(self) -> None:
         self._pid, self._value = os.getpid(), 0

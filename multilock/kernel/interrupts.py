@@ -5,8 +5,8 @@ must be harmless. If the step is interrupted, it is run once more.
 
 `surely` calls a step in this way. The step must be a plain function that makes the first change itself. The caller
 writes its own ``except BaseException`` instead if the step awaits, or if it may have to be undone, for example because
-no caller has received the lease. It also does so if it made a change before it called `surely`, because an interrupt at
-the entry of `surely` would leave that change half done.
+no caller has received the lease. The caller also does so if it made a change before it called `surely`, because an
+interrupt at the entry of `surely` would leave that change half done.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Once:
     def __init__(self, callback: Callable[..., object], begins: Callable[[], None]) -> None:
         self._left = [callback]
         self._name = ""
-        self._begins = [begins]  # popped like the callback: it may refer to the lease, which refers to this object
+        self._begins = [begins]  # removed like the callback: it may refer to the lease, which refers to this object
 
     def begun(self) -> bool:
         """Return whether the callback has begun."""

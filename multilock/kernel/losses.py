@@ -62,7 +62,7 @@ class Losses:
         then the one that `expire` gives, whichever thread notices the loss first. If the report comes before the
         validity ends, the loss is confirmed: another client may hold the name already, so ``time_left`` is 0.
 
-        ``give_back``: Have the claim released at the server in the background. If False, the caller releases the claim.
+        ``give_back``: Release the lease at the server in the background. If False, the caller releases the lease.
         ``released``: The caller is a release that found the lock gone.
         """
         if confirmed and not released and self._kernel.now() >= lease.valid_until:
@@ -102,9 +102,9 @@ class Losses:
         if not isinstance(lease, Holding):
             return
         if give_back:
-            # The server may still have the claim, so release it there. If the loss is not confirmed, the release waits
-            # until ``valid_until``, so that the callback can stop the work first. It is sent earlier if the work has
-            # ended.
+            # The server may still count the lease as held, so release the lease there. If the loss is not confirmed,
+            # the release waits until ``valid_until``, so that the callback can stop the work first. If the work ends
+            # earlier, the release is sent then.
             not_before = None if loss.confirmed else lease.valid_until
             kernel.cancels.add(lease.claim, lease.granted, lease.unsure, not_before=not_before)
             lease._give_back_early()  # the work may have ended before the cancel was added

@@ -99,7 +99,7 @@ class Runtime(Protocol):
         """Make a pool of at most ``limit`` threads: see `multilock.kernel.thread_pool.ThreadPool`."""
 
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker:
-        """Make a ticking thread that calls ``step()``, and ``died(error)`` if ``step`` raises."""
+        """Make a ticking thread: it calls ``step()`` at planned times, and ``died(error)`` if ``step`` raises."""
 
     def killer(self) -> Killer:
         """Return the timer of a hard fence, which kills this process when the validity of a lease ends. Raises

@@ -93,7 +93,7 @@ class RenewedSessions:
                     continue
                 failures = lease.schedule.failures
                 lease._accept(session.cut(lease.granted))
-                # kept, because a shorter ttl proves nothing about the renewals that have failed
+                # The number of failures is kept, because a shorter ttl proves nothing about the failed renewals.
                 lease.schedule.failures = failures
                 due = min(due, self._watchdog.plan(lease))
         kernel.poke(due)

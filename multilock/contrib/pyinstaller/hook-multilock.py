@@ -1,7 +1,7 @@
-"""PyInstaller runs this file for a program that imports multilock. It adds the backends whose client library is
+"""PyInstaller runs this file for a program that imports multilock. This file adds the backends whose client library is
 installed.
 
-A program that needs only some of them leaves the others out with ``--exclude-module multilock_etcd``.
+To leave a backend out of a program, build it with ``--exclude-module multilock_etcd``, for example.
 """
 
 from importlib.util import find_spec

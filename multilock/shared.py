@@ -40,8 +40,8 @@ class Semaphore(DistributedLock, Protocol):
 
 
 class HeldByMany(LockOfAFace[L]):
-    """The common part of read-write locks and semaphores, blocking and asyncio. Each lock object has a weak reference to
-    each lease that was acquired through it."""
+    """The common part of read-write locks and semaphores, blocking and asyncio. Each lock object has a weak reference
+    to each lease that was acquired through it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._leases: WeakValueDictionary[str, L] = WeakValueDictionary()  # by claim id

@@ -254,8 +254,8 @@ class _Contender:
         self.kernel.ready()
         now = self.kernel.now()
         longest = max(claim.ttl, self.kernel.watchdog.sessions.ttl(granted.group))
-        # A grant from the future, or one that is valid for too long, is forged: any client with the right to publish can
-        # send such a grant.
+        # A grant from the future, or one that is valid for too long, is forged: any client with the right to publish
+        # can send such a grant.
         if granted.sent_at > now or granted.valid_for > longest:
             return None
         if validity.half_over(now, granted.sent_at, granted.valid_for):

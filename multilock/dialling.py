@@ -90,7 +90,7 @@ class Dialling(Generic[Wire]):
             login.settled.set()
 
     def outcome(self, dial: Callable[[], Wire], within: float, now: Callable[[], float]) -> Wire | BaseException:
-        """Return a connection: one that an earlier call did not wait for, or a new one of ``dial()``, which runs on a
+        """Return a connection: one that came too late for an earlier call, or a new one of ``dial()``, which runs on a
         separate thread. Returns the exception that ``dial()`` raised, or a TimeoutError after ``within`` seconds.
 
         If ``dial()`` connects after this time, the connection is kept for a few seconds (`KEPT`), and then closed. If

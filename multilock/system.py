@@ -129,9 +129,10 @@ def take(source: Callable[[bool, float], T], seconds: float, into: list[T]) -> N
     ``seconds``.
 
     An interrupt (Ctrl-C, a signal handler that raises) arrives when a call returns or a Python function begins. So
-    after ``taken = lock.acquire()`` it could come between the acquire and the ``try`` that releases the lock, and the
-    lock would stay taken forever. Here no interrupt comes between the acquire and the record of it, because C code does
-    both. So call this inside the ``try``. The ``finally`` must then undo what ``into`` shows, by a single call.
+    after ``taken = lock.acquire()`` an interrupt could come between the acquire and the ``try`` that releases the lock,
+    and the lock would stay taken forever. Here no interrupt comes between the acquire and the record of it, because C
+    code does both. So call this inside the ``try``. The ``finally`` must then undo what ``into`` shows, by a single
+    call.
     """
     into += map(source, [True], [max(0.0, seconds)])
 

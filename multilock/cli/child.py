@@ -57,7 +57,7 @@ class Child:
         self._command = command[0]
         self._owner = environment.get("MULTILOCK_OWNER", "")
         self._terminal = _in_foreground()
-        self._over = False  # True once the group's number may belong to another group
+        self._over = False  # whether the group's number may belong to another group by now
         self._code: int | None = None
         self._ending = False
         self._zombies: set[str] = set()

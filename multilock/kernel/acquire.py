@@ -111,8 +111,8 @@ class _Contender:
 
     waiting_told = silence_told = False
     granted: Granted | None = None
-    stands = False  # the present claim may be in the backend's queue, or hold the name
-    unsure = False  # some request with the present claim's id has no answer
+    stands = False  # whether the present claim may be in the backend's queue, or hold the name
+    unsure = False  # whether some request with the present claim's id has no answer
     spent = 0.0  # seconds of the request timeout that `let_withdraw` has used up
     refused_at = -math.inf  # when the newest refused request of the present claim was sent
 

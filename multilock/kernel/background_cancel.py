@@ -10,8 +10,8 @@ taken forever. So this cancel continues for as long as the session is renewed. A
 next renewal would prolong the session.
 
 Until the cancel is answered, the claim may be in the queue or hold the name. A single try by the same client waits for
-that answer first (`Cancels.withdraws`). When the answer arrives, a bell wakes the try. The ticking thread is the thread
-of a client that runs timers.
+that answer first (`Cancels.withdraws`). When the answer arrives, a bell wakes the waiting try. The ticking thread is
+the thread of a client that runs timers.
 """
 
 from __future__ import annotations

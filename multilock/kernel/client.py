@@ -123,7 +123,7 @@ class Kernel:
         self.push_loss = backend.capabilities.push_loss
         self.closed = False  # no new work begins
         self.finished = False  # all work has ended
-        self.died = False  # the watchdog thread died at least once
+        self.died = False  # whether the watchdog thread died at least once
         self._told_of_ttl = False  # whether the log has the warning that another ttl was granted
         self._make_face = make_face
         self.closers: dict[Callable[[], Ending], None] = {}  # active elections, which close() ends first

@@ -39,7 +39,7 @@ class Ending(NamedTuple):
     """The answer of an election to the client that is being closed."""
 
     at: float  # the latest time at which the election releases its lease
-    awaits_caller: bool  # close() was called by the work or a callback for which the election waits
+    awaits_caller: bool  # whether close() was called by the work or a callback for which the election waits
 
 
 class End:
@@ -48,10 +48,10 @@ class End:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._closing: int | None = None  # the id of the thread that runs `close`
-        self._awaits_work = False  # `close` still waits for the work of elections
+        self._awaits_work = False  # whether `close` still waits for the work of elections
         self._over_by = math.inf  # the latest time at which `close` returns
-        self._ended = False  # the client has ended completely
-        self.dropped = False  # no reference to the client is left, and the client has not ended yet
+        self._ended = False  # whether the client has ended completely
+        self.dropped = False  # whether no reference to the client is left, although the client has not ended yet
 
     def close(self) -> None:
         """End the client: see ``Client.close``.
@@ -81,8 +81,8 @@ class End:
     def _wait_for_the_end(self) -> None:
         """Wait for the `close` of another thread, unless that thread may wait for this one.
 
-        That thread may wait for this one if this call comes from a finalizer or a callback, or while the other `close`
-        waits for the work of an election.
+        That is possible if this call comes from a finalizer or a callback, or while the other `close` waits for the
+        work of an election.
         """
         kernel = self._kernel
         if not (in_the_middle() or CALLED.get() or self._awaits_work) and self._closing not in (

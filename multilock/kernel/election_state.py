@@ -38,9 +38,9 @@ class Part:
         self.done = done
 
 
-# The parts that run in this thread or task, or in a task that started it. If code in one of these parts ends the
-# leadership, the code does not wait until the leadership has ended: it would wait for itself, or for code that waits
-# for it.
+# The parts that run in this thread or task, or in a task that started it. Code in one of these parts may end the
+# leadership, but does not wait until the leadership has ended. Otherwise the code would wait for itself, or for code
+# that waits for it.
 _INSIDE: ContextVar[tuple[Part, ...]] = ContextVar("multilock_inside", default=())
 
 

@@ -54,8 +54,8 @@ class EndOfBody:
     end at the same time.
     """
 
-    counted = False  # the body no longer counts as open
-    done = False  # the end has released the acquire of the body, or the body has no acquire of its own
+    counted = False  # whether the body no longer counts as open
+    done = False  # whether this end has released the acquire of the body, or found that the body has no acquire
 
 
 class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
@@ -182,8 +182,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _abandon(self) -> bool:
         """NEW, HELD, RELEASING → RELEASED: drop a lease that nobody can use. The caller releases its claim.
 
-        Used if an acquire is interrupted before it could return the lease, at interpreter exit, and for a lease of
-        several locks of which one was released by hand.
+        Used at the exit of the interpreter, for a lease of several locks of which one was released by hand, and if an
+        acquire is interrupted before it could return the lease.
         """
         if self.stage not in (NEW, HELD, RELEASING):
             return False
@@ -431,7 +431,7 @@ class Schedule:
         self.at: float | None = None  # when to renew; chosen once for each proof, at the first check of the lease
         self.due: float | None = None  # when the watchdog checks the lease next
         self.failures = 0  # failed and late renewals since the last proof
-        self.renewing = False  # a renewal is on its way
+        self.renewing = False  # whether a renewal is on its way
 
 
 class Holding(AnyHeld):

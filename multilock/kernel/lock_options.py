@@ -46,11 +46,11 @@ class Want:
     renew: bool
     reentrant: bool
     fair: bool  #: whether the claims ask the backend for the order of arrival
-    queues: bool  #: each waiter joins the backend's own queue, and none uses the local gate
+    queues: bool  #: whether each waiter joins the backend's own queue, so that none uses the local gate
     hold_at_least: float  #: seconds from the grant; a name released earlier stays taken until then
     max_hold: float  #: seconds from the grant after which the lease is lost, or inf
     on_lost: Callable[[Loss[Any]], object] | None
-    hard_fence: bool  #: the operating system kills the process when the validity of a lease passes
+    hard_fence: bool  #: whether the operating system kills the process when the validity of a lease passes
     identity: str | None
     outage_timeout: float
     request_timeout: float

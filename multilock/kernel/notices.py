@@ -34,7 +34,7 @@ class UngrantedClaim:
         self.bell = bell
         self.granted: Granted | None = None
         self.told: Busy | None = None  # the last answer to this claim, or None if the claim was woken since
-        self.gone = False  # the server has revoked this claim
+        self.gone = False  # whether the server has revoked this claim
         self.ended: frozenset[Hashable] = frozenset()  # sessions that ended since the claim was made
 
     def is_contradicted(self, granted: Granted) -> bool:

@@ -134,15 +134,15 @@ class Entered(Generic[L]):
         The caller closes the entry, ends its lease, and then discards the entry. If another thread closes the entry
         first, the caller asks for an entry again.
 
-        Returns the newest open entry of the first of these kinds that has one:
+        Tries these rules in order, and returns the newest open entry that the first matching rule finds:
 
-        1. The entry's ``with`` statement is in this frame.
-        2. The entry's lease belongs to ``scope``, the scope of this thread or task.
-        3. The entry's lease was lost. The caller then raises the loss.
-        4. The entry's lease was released.
-        5. All open entries have the same lease.
+        * The entry's ``with`` statement is in this frame.
+        * The entry's lease belongs to ``scope``, the scope of this thread or task.
+        * The entry's lease was lost. The caller then raises the loss.
+        * The entry's lease was released.
+        * All open entries have the same lease.
 
-        Without an entry of the first kind, the choice is a guess: an exit stack or a call by hand entered the lock.
+        Only the first rule is certain. The others guess, because an exit stack or a call by hand entered the lock.
         """
         entries = [entry for entry in self._entries[::-1] if entry.is_open()]
 

@@ -108,8 +108,8 @@ class Term(Generic[T]):
         self.nobody_waits = False
         self.by_hand = False
         self._resigned_by_body = False
-        self._body = False  # the body of a `with` is counted as work
-        self.outlasted = False  # the warning about parts that outlast the grace is logged
+        self._body = False  # whether the body of a `with` is counted as work
+        self.outlasted = False  # whether the warning about parts that outlast the grace is logged
 
     def over(self) -> bool:
         """Return whether this node no longer leads, even if the lease is still kept."""

@@ -94,7 +94,7 @@ class Watchdog:
         heapq.heappush(self._heap, (due, next(self._numbers), lease))
 
     def _renew_at(self, lease: Holding) -> float:
-        """Return when to renew this lease. The time is chosen once for each proof."""
+        """Return when to renew this lease. The time is chosen once after each reply that extends the lease."""
         if lease.schedule.at is None:
             kernel = self._kernel
             granted = lease.granted

@@ -38,9 +38,9 @@ def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or
 
     If ``run`` raises, the error is logged once for each thread name, and ``run`` begins again after a pause. ``run``
     must check its own closed flag, because it also begins again after its owner was closed. If ``once`` is True,
-    ``run`` does not begin again. ``or_here`` is for a short job whose caller waits for it. Such a job runs in the
-    calling thread if the operating system refuses a thread and nothing will try again later, because the interpreter is
-    exiting or there is no ticking thread.
+    ``run`` does not begin again. ``or_here`` is for a short job whose caller waits for it. Such a job runs in
+    the calling thread if a thread is refused while the interpreter is exiting, or while no ticking thread would try
+    again.
 
     A refused thread raises no error. If this call is interrupted, the caller gets the interrupt, and ``run`` begins
     nevertheless.

@@ -150,7 +150,7 @@ def guard_lease(lease: AnyHeld, connection: Any, idle_limit: float | None) -> No
 async def guard_lease_async(lease: AnyHeld, connection: Any, idle_limit: float | None) -> None:
     """Implement `AsyncLease.guard`."""
     for sql, key, token, name in _rows_of(lease):
-        # An AsyncConnection of SQLAlchemy runs a function on its blocking connection.
+        # An AsyncConnection of SQLAlchemy has a blocking connection, so the blocking code can lock the row.
         if hasattr(connection, "run_sync"):
             await connection.run_sync(
                 lambda blocking, *row: _lock_row(_session(blocking), *row), sql, key, token, name, idle_limit

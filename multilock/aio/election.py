@@ -101,7 +101,7 @@ class LoopTerm(Term[AsyncLeadership]):
 
     def run_elected(self) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._run_elected())
-        # A task that is cancelled before its first step never runs its coroutine.
+        # A task that is cancelled before its first step never runs its coroutine. The end of the task reports that.
         task.add_done_callback(lambda _: self.elected_never_begins())
         return task
 

@@ -353,7 +353,7 @@ class _Request:
             result, error = None, raised
         try:
             self._loop.call_soon_threadsafe(self._settle, result, error)
-        # the loop was closed; the claim is cancelled by its task, which is unwound, or by `forget_closed_loop`
+        # The loop was closed. The claim is cancelled by its task, if the task unwinds, or by `forget_closed_loop`.
         except RuntimeError:
             logger.debug("an answer came after its event loop was closed")
             self._drop(result)

@@ -167,7 +167,7 @@ class Child:
     def terminate(self) -> None:
         """Send SIGTERM to all processes of CMD."""
         self._ending = True
-        # A stopped process does not receive the signal before it continues.
+        # A stopped process does not receive SIGTERM before it continues, so SIGCONT follows.
         for signum in (signal.SIGTERM, signal.SIGCONT):
             self._signal_all(signum)
 

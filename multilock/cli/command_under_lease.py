@@ -59,7 +59,7 @@ def run_under(lease: Lease, command: Sequence[str], signals: Signals, grace: flo
         if loss := lease.wait_lost(0):
             signals.forget_survived()
             _end(child, loss, command[0], signals)
-            # Called only once CMD has ended, because this reports the end of the work, and frees the name.
+            # The lease is released only once CMD has ended, because the release reports the end of the work.
             lease.release()
         child.close()
     return code if ours else None

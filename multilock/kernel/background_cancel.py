@@ -190,7 +190,7 @@ class Cancels:
                 cancel.unsure = True
             cancel.failures += 1
             if self._goes_on(cancel, error):
-                # Called before the timer is set, because the timer may start the next request at once.
+                # `_ended` is called before the timer is set, because the timer may start the next request at once.
                 self._ended(cancel, done=False)
                 pause = self._pause(cancel) * kernel.runtime.uniform(0.5, 1.0)
                 kernel.timers.at(kernel.now() + pause, lambda: self._submit(cancel))

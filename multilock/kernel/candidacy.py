@@ -135,7 +135,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._reporter.begin()
         try:
             try:
-                # A callback of this election must not wait for the last term to end: it is a part of that term itself.
+                # A callback of this election does not wait for the end of the last term: it is a part of that term.
                 if not self._office.inside() and not await self._turn(stop, deadline):
                     raise self._not_won(f"in {seconds:g} s: {self._before_us()}")
                 left = None if seconds is None else max(0.0, deadline - self._kernel.now())

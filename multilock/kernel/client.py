@@ -288,7 +288,7 @@ class Kernel:
     def poke(self, at: float) -> None:
         """Make the ticking thread run its next step no later than ``at``."""
         if self.ticker is None and (refusal := self._start_ticker()):
-            # The planned work waits for the next call of `poke`.
+            # Without a thread, the planned work waits for the next call of `poke`.
             logger.error("no thread for the watchdog: %s", refusal)
         if ticker := self.ticker:
             ticker.poke(at)

@@ -38,9 +38,8 @@ def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or
 
     If ``run`` raises, the error is logged once for each thread name, and ``run`` begins again after a pause. ``run``
     must check its own closed flag, because it also begins again after its owner was closed. If ``once`` is True,
-    ``run`` does not begin again. ``or_here`` is for a short job whose caller waits for it. Such a job runs in
-    the calling thread if a thread is refused while the interpreter is exiting, or while no ticking thread would try
-    again.
+    ``run`` does not begin again. ``or_here`` is for a short job whose caller waits for it. Such a job runs in the
+    calling thread if a thread is refused while the interpreter is exiting, or while no ticking thread would try again.
 
     A refused thread raises no error. If this call is interrupted, the caller gets the interrupt, and ``run`` begins
     nevertheless.
@@ -75,7 +74,7 @@ class Worker:
         self._once = once
         self._or_here = or_here
         self._ended = system.Event()
-        # Emptied by the first thread that begins, because after an interrupted start there may be two.
+        # Emptied by the first thread that begins, because after an interrupted start there may be two threads.
         self._left = [None]
 
     @property

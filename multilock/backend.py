@@ -121,8 +121,8 @@ class Notices(Protocol):
         """Report the end of a session: every claim in it is lost (SESSION_LOST), and every waiter asks again."""
 
     def silent(self, group: Hashable) -> None:
-        """Report that the connection that keeps this group alive broke. The kernel renews the leases of the group at
-        once."""
+        """Report that the connection that keeps this group alive is broken. The kernel renews the leases of the group
+        at once."""
 
     def changed(self, name: str | None) -> None:
         """Report that the holder of a followed name may have changed. None means any followed name, for example after a

@@ -165,7 +165,7 @@ class Dialling(Generic[Wire]):
             login.discard()
             raise
         finally:
-            if worker is None:  # if a thread was started all the same, the permit is given back only once
+            if worker is None:  # does nothing if a thread was started all the same and has given the permit back
                 give_back()
 
     def _await(self, login: _Login[Wire], deadline: float, now: Callable[[], float]) -> Wire | BaseException | None:

@@ -228,7 +228,7 @@ class LoopChannel:
         if self in channels.idle:
             channels.idle.remove(self)
         if not self._loop.is_closed():
-            # Stop watching the descriptor first: once the channel is closed, another connection can get its number.
+            # Stop watching first: once the channel is closed, another connection can get the same descriptor.
             self._loop.remove_reader(self._fileno)
             if self._timer:
                 self._timer.cancel()

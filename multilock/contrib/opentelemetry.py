@@ -51,11 +51,11 @@ def instrument(
     ``meter_provider``, ``tracer_provider``: by default the global ones, which the program may set before or after this
     call. A provider that is not set records nothing.
 
-    ``name_label`` decides the attribute ``name`` of all metrics except ``leader_election_master_status``, where it is
-    always the name of the election. With False there is no such attribute, and one series for each metric and backend.
-    With True it is the name of the lock, so there are as many series as names. With a function it is the function's
-    result for the name (``invoices/42`` → ``invoices``). The function must be quick. If the function raises, the
-    attribute is ``error``.
+    ``name_label`` decides the attribute ``name`` of all metrics except ``leader_election_master_status``, where the
+    attribute is always the name of the election. With False there is no such attribute, and one series for each metric
+    and backend. With True the attribute is the name of the lock, so there are as many series as names. With a function
+    it is the function's result for the name (``invoices/42`` → ``invoices``). The function must be quick. If the
+    function raises, the attribute is ``error``.
 
     Several clients may share a provider: their figures are added. If a client is instrumented again for the same
     provider, the new call replaces the earlier one. The buckets of the histograms are only advice, which your view may

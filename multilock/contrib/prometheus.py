@@ -41,11 +41,11 @@ def instrument(
 ) -> Callable[[], None]:
     """Count and measure what ``client`` does, until the returned function is called.
 
-    ``name_label`` decides the label ``name`` of all metrics except ``leader_election_master_status``, where it is
-    always the name of the election. With False it is empty, and there is one series for each metric and backend. With
-    True it is the name of the lock, so there are as many series as names, and the server keeps all of them in memory.
-    With a function it is the function's result for the name (``invoices/42`` → ``invoices``). The function must be
-    quick. If the function raises, the label is ``error``.
+    ``name_label`` decides the label ``name`` of all metrics except ``leader_election_master_status``, where the
+    label is always the name of the election. With False the label is empty, and there is one series for each metric and
+    backend. With True the label is the name of the lock, so there are as many series as names, and the server keeps all
+    of them in memory. With a function the label is the function's result for the name (``invoices/42`` → ``invoices``).
+    The function must be quick. If the function raises, the label is ``error``.
 
     Several clients may share a registry: their figures are added. If a client is instrumented again in the same
     registry, the new call replaces the earlier one. Counting the events of one acquire and release costs the callback

@@ -27,7 +27,7 @@ class Losses:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._telling: dict[AnyHeld, int] = {}  # lost leases being reported, each with the id of the thread
+        self._telling: dict[AnyHeld, int] = {}  # lost leases, each with the id of the thread that reports the loss
 
     def expire(self, lease: Holding) -> bool:
         """Lose a lease whose deadline has passed: no renewal was acknowledged, or its max_hold is over.

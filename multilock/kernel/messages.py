@@ -86,7 +86,7 @@ class Messages:
         )
 
     def not_held(self, name: str) -> NotHeld:
-        """Return the error of a release through a lock object from which the caller has no lease."""
+        """Return the error for a caller that releases a lock object, but holds no lease of that object."""
         return NotHeld(
             f"this {self._who} holds no lease of {name!r} through this lock: it was released, or taken elsewhere "
             f"(lease.release() works from any {self._who})",

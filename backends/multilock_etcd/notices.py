@@ -111,7 +111,7 @@ class EtcdWatcher:
         self._numbers = itertools.count(1)
         self._waiting: dict[str, list[_Watch]] = {}
         self._queues: dict[Range, _Watch] = {}
-        # The queues without a waiting claim, longest unused first.
+        # The watches of names for which no claim waits, longest unused first.
         self._unused: dict[Range, _Watch] = {}
         self._counting: dict[str, _Watch] = {}  # claim id -> the watch of the name for which the claim waits
         self._holding: dict[str, _Holder] = {}

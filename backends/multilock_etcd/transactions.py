@@ -45,7 +45,7 @@ PER_KEY = 64  # bytes that a request needs for each key, besides the key itself
 # If more keys than this are ahead of a claim, it watches a single key. So most waiters receive no event when another
 # claim is released.
 NEAR = 32
-WATCHED = 16  # a waiting permit watches at most so many keys one by one, and otherwise a range
+WATCHED = 16  # the most keys that a waiting permit watches one by one; otherwise it watches a range
 
 Part = dict[str, Any]
 """One comparison or one operation of a transaction, as the fields of its message."""
@@ -220,7 +220,7 @@ class EtcdTransactions:
             place = Behind(behind, revision) if behind else Position(ahead, revision, revision, answers)
             return Joined(revision, place)
         if found := last.response_range.kvs:
-            if found[0].lease not in (lease, 0):  # 0 if an operator has put the key again
+            if found[0].lease not in (lease, 0):  # the lease is 0 if an operator has put the key again
                 raise BackendUnavailable(
                     f"the key of this claim still has another lease: {found[0].lease:x}", unknown=True
                 )

@@ -66,7 +66,7 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
 )
-# Messages of requests that were never sent, for which gRPC has no separate code, or that a learner refused.
+# Messages which show that a request was never sent, or that a learner refused it. gRPC has no separate codes for these.
 _NOT_SENT = (
     "failed to connect to all addresses",
     "dns resolution failed",

@@ -61,7 +61,7 @@ def create(wire: PgWire, schema: str, within: float) -> None:
 END $multilock$"""
     try:
         wire.script(make.encode(), within)
-    except LockWait as error:  # not a wait for a row of a lock
+    except LockWait as error:  # this was a wait for the advisory lock, not for a row
         raise BackendUnavailable(
             f"{error}: another client makes the tables", unknown=False, backend="postgresql"
         ) from error

@@ -14,7 +14,8 @@ from multilock_postgresql.wire import NotReadCommitted, NotThere
 
 __all__ = ["StepQueries", "Transactions"]
 
-# Tries of one request. One may find that the functions are missing, and another that the isolation level is wrong.
+# Tries of one request. The first may find that the functions are missing, and the second that the isolation level is
+# wrong.
 TRIES = 3
 # Seconds for which a renewal may wait for a locked row. The kernel repeats a renewal that fails, with a pause between
 # two tries. If each try waited longer, a few locked rows would keep all renewing threads busy.

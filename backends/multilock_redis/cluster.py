@@ -121,7 +121,8 @@ class ClusterBackend:
                 address, once = cluster_map.redirected(address, told), told.once
             except BackendUnavailable as silence:
                 cluster_map.doubt(address)
-                # After an ASK, the node that was asked does not own the slot.
+                # After an ASK redirection the request went to a node that does not own the slot, so no other node has
+                # replaced that node.
                 elsewhere = None if silence.unknown or once else self._taken_over(name, address, deadline)
                 if elsewhere is None:
                     raise

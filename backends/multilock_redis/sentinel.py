@@ -265,7 +265,7 @@ class SentinelEndpoint(Endpoint):
             role = wire.call(ROLE, max(deadline - now(), 0.001))[0]
             if role != b"master":
                 raise self._silence(f"the Sentinels name {told.primary}, which is still a replica")
-            with self._choosing:  # another thread that changes the primary after this check ends this connection
+            with self._choosing:  # a thread that changes the primary after this check also ends this connection
                 is_followed = self.told is not None and self.told.primary == told.primary
             if not is_followed:
                 raise self._silence("there was a failover meanwhile")

@@ -224,7 +224,7 @@ class Recipe:
             sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + LATE_REQUEST))
         if row is None or row[1] <= now:
             return False
-        # in a repeated request, the time until which the name stays taken must not move
+        # a repeated request must not extend the time for which the name stays taken
         again = row[0] == resting
         sql.execute(
             "UPDATE locks SET id = ?, until = ?, ttl = ?, space = NULL, pid = NULL, start = NULL "

@@ -98,7 +98,7 @@ class Exclusion:
     def leave(self) -> None:
         if self.is_inside:
             self._locks.lock(self._locks.database, fcntl.F_UNLCK, GATE)
-            # after the unlock, because another thread locks the same file description
+            # only after the unlock, because another thread may then lock the same file description
             self._locks.inside.pop(GATE, None)
             if self._locks.waiting:
                 self._locks.left.ring()

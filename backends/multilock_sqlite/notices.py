@@ -140,7 +140,7 @@ class _Fifo:
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
-        self._lock = system.Lock()  # so that nobody uses the descriptor after it was closed
+        self._lock = system.Lock()  # held while the descriptor is used or closed
         self._inode = _inode(os.fstat(descriptor))
 
     def is_at(self, path: str) -> bool:

@@ -57,7 +57,7 @@ log = _Log(LOG)
 class _Greeted:
     """A connection that remembers the session timeout in the server's handshake reply, which kazoo does not show.
 
-    The timeout is negotiated in every handshake. Another server may grant less to the same session.
+    The timeout is negotiated in every handshake. Another server may grant a shorter timeout to the same session.
     """
 
     def __init__(self, connection: Any) -> None:

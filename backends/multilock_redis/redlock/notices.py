@@ -93,7 +93,7 @@ class MajorityNotices:
         wanted: list[tuple[Evidence, Held]] = []
         for each in claims:
             if each.granted and not each.leaving:
-                each.views[which].watched = True  # before the request: the server may report a loss at once
+                each.views[which].watched = True  # set before the request, because the server may report a loss at once
                 wanted.append((each, (each.claim, each.granted)))
         if not wanted:
             return

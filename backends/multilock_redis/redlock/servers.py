@@ -24,7 +24,8 @@ __all__ = ["LEAST_LIMIT", "Servers", "limit"]
 Said = TypeVar("Said")
 
 LEAST_LIMIT = 0.25  # the least number of seconds that a server gets for one request, even if the lease is short
-BRIEFLY = 0.5  # the least number of seconds to wait for the other servers after a majority has replied to an operator
+# The least number of seconds to wait for the other servers after a majority has replied to an operator's request.
+BRIEFLY = 0.5
 LISTEN_WITHIN = 3.0  # seconds that one subscription may take, connecting included
 LISTEN_AGAIN = 1.0  # seconds from the end of a failed subscription to the next one
 

@@ -29,7 +29,7 @@ def server() -> Iterator[ConsulServer]:
 
 @contextlib.contextmanager
 def counted(server: ConsulServer) -> Iterator[Counter[str]]:
-    """Yield a counter, which after the block contains the requests that the server answered inside the block."""
+    """Yield a counter. After the block it contains the requests that the server answered inside the block."""
     before = settled(server)
     made: Counter[str] = Counter()
     yield made

@@ -20,8 +20,7 @@ KINDS = pytest.mark.parametrize("kind", [Ours.claim, Ours.reader, Ours.writer, l
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which each request that makes the server read a whole queue adds its kind, ``join`` or
-    ``look``."""
+    """Return a list of the requests that made the server read a whole queue: ``join`` or ``look`` for each."""
     execute, read = EtcdTransactions.execute, []
 
     def recorded(self: EtcdTransactions, compare: Any, success: Any, failure: Any, deadline: float) -> Any:

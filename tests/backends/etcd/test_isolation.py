@@ -46,7 +46,7 @@ def gaps(islands: Archipelago) -> list[float]:
     """Return for each lock how many seconds after the end of the holder's belief the next client acquired it. The
     belief ends when `is_held()` is False and the lost callback has begun.
 
-    Pauses of this process are added, because a paused process cannot be notified in time.
+    The pauses of this process are added to the result, because a paused process cannot be notified in time.
     """
     cut_off, other = islands.followers()
     found, held = [], []

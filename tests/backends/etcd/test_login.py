@@ -224,7 +224,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 
 @pytest.fixture(scope="module")
 def locked(papers: Papers) -> Iterator[EtcdServer]:
-    """Start a server that shows a certificate, and demands one of its clients."""
+    """Start a server that shows a certificate, and demands a certificate from each client."""
     certificate, key = papers.server
     words = ("--cert-file", certificate, "--key-file", key, "--trusted-ca-file", papers.ca, "--client-cert-auth")
     with EtcdServer(*words, tls=True) as server:

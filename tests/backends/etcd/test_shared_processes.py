@@ -30,7 +30,7 @@ def test_a_frozen_reader_delays_a_writer_by_its_own_lease_and_other_readers_are_
     client, other = connect(server.url, ttl=STEADY), connect(server.url, ttl=STEADY)
     with Helper("tests.backends.holders:read", server.url, PREFIX, TTL) as stopped:
         stopped.wait_for("held", START)
-        assert other.inspect(NAME)  # connect this client now, before its time becomes short
+        assert other.inspect(NAME)  # connect this client now, because its next request must not take long
         readers = [client.read_write_lock(NAME).reader().acquire() for _ in range(9)]
         with stopped.paused():
             began = now()

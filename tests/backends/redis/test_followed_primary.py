@@ -1,5 +1,5 @@
-"""The choice of the primary for some orders of events, without servers. The model tests/models/sentinel.cpp tries all
-orders."""
+"""The primary that a client chooses, for some orders of events. No servers are needed. The model
+tests/models/sentinel.cpp tries all orders."""
 
 from __future__ import annotations
 

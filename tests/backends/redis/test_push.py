@@ -125,7 +125,7 @@ def test_force_release_sends_the_holder_a_hint_and_the_next_waiter_a_grant(us: O
 
 
 def test_a_waiter_without_a_subscription_is_pushed_no_grant(us: Ours, them: Ours, connect: Connect, bare: Bare) -> None:
-    """A replica forwards notifications to its own subscribers. So the server must not send one to a waiter without a
+    """A replica forwards notifications to its own subscribers. So the server must not notify a waiter that has no
     subscription at the server itself."""
     held, _ = us.take()
     dead, alive = them.wait(), connect().wait()

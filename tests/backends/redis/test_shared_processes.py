@@ -33,7 +33,7 @@ def test_a_frozen_reader_delays_a_writer_by_its_own_lease_and_other_readers_are_
         Helper("tests.backends.holders:read", server.url, PREFIX, TTL) as stopped,
     ):
         stopped.wait_for("held", START)
-        assert writing.inspect(NAME)  # connect this client now, before its time becomes short
+        assert writing.inspect(NAME)  # connect this client now, because its next request must not take long
         others = [client.read_write_lock(NAME).reader().acquire() for _ in range(9)]
         with stopped.paused(), Pulse() as pulse:
             began = now()

@@ -39,7 +39,7 @@ def test_a_late_reply_is_never_taken_for_the_reply_to_the_next_request(connect: 
 def test_a_client_that_was_frozen_while_it_connected_sends_nothing_late(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim may have been cancelled during the freeze, which the server remembers for a minute only."""
+    """The claim may have been cancelled during the freeze, and the server remembers a cancel for only one minute."""
     connections = us.backend._node.connections
     stood_still = [0.0]
     connect = connections._endpoint.connect

@@ -94,8 +94,8 @@ class Contender:
         eventually(lambda: not evidence.pending(), within=WITHIN)
 
     def keep_its_votes(self) -> None:
-        """Keep a waiter with a minority from giving its votes up. On an overloaded machine it could do so before the
-        next server's notification arrives."""
+        """Keep a waiter with a minority from giving its votes up. On an overloaded machine, the waiter could give them
+        up before the next server's notification arrives."""
         self.backend.rounds._later = lambda evidence, now: None  # type: ignore[method-assign]
 
     def release(self, claim: Claim, *, unsure: bool = False) -> Any:

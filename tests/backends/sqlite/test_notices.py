@@ -465,7 +465,7 @@ def test_users_of_a_shared_file_wake_each_other(url: str, path: Path, common: Pa
     shared = common / "locks.db"
     with multilock.connect(f"sqlite://{shared}") as maker:
         maker.inspect("n")
-        # before the directory of the FIFOs is made, because it gets the rights of the file
+        # Do this before the directory of the FIFOs is made, because the directory gets the rights of the file.
         for file in common.iterdir():
             file.chmod(0o666)
     common.chmod(0o777)

@@ -68,7 +68,8 @@ def risks(client: Client) -> Recorder[Event]:
 def steal_and_close(server: ZooKeeperServer, client_id: Any) -> None:
     """Close the session from another client that has its id and password.
 
-    The owner reconnects at once and takes the session back. If that comes before the close, this function tries again.
+    The owner reconnects at once and takes the session back. If the owner reconnects before the close, this function
+    tries again.
     """
     eventually(lambda: _closed(server, client_id), within=20)
 

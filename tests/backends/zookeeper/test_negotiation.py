@@ -34,7 +34,8 @@ def restart_with(server: ZooKeeperServer, **settings: object) -> None:
 def gap(lease: Lease, lost: Recorder[Loss], other: Client, proxy: FaultProxy) -> float:
     """Cut the holder off. Return how many seconds after the end of its belief another client acquires the lock.
 
-    The belief ends when `is_held()` is False and the lost callback has begun. Pauses of this process are added.
+    The belief ends when `is_held()` is False and the lost callback has begun. The pauses of this process are added to
+    the result.
     """
     waits = background(lambda: (other.lock("job").acquire(timeout=30), now())[1])
     with Pulse() as pulse:

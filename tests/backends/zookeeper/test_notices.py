@@ -1,4 +1,4 @@
-"""Watches that are set while the connection breaks, and threads that do not start, without a server."""
+"""Watches that are set while the connection breaks, and threads that do not start. No server is needed."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class DirectoryBackend:
             return [self._keep(claim, it, now) if it and it["id"] == claim.id else None for claim, it in holders]
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        """Do nothing: a directory reports no loss, so the next renewal finds it."""
+        """Do nothing: a directory cannot report a loss, so the next renewal finds the loss."""
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         return False  # a directory reports no change, so the kernel polls

@@ -195,7 +195,7 @@ class LoopChannel:
     def _plan(self) -> None:
         """Plan a read without new data, if the channel wants one (`Lingers`).
 
-        If an earlier read is already planned, it stays. If that read comes too early, it plans the next read.
+        If a read is already planned for an earlier time, it stays, and plans the next read itself if necessary.
         """
         if self._lingers is None or (seconds := self._lingers.look_in()) is None:
             return

@@ -2,9 +2,9 @@
 
 The metrics are those of `multilock.contrib.prometheus`. An exporter to Prometheus turns each name of this module into
 the name that `multilock.contrib.prometheus` uses (``multilock.acquire.wait`` in seconds →
-``multilock_acquire_wait_seconds``). So the alerts and the dashboard made for that module fit. `Client.events` feeds
-the counters, histograms and spans, on its callback thread (asyncio: in the loop). Gauges are read from the clients when
-the SDK collects.
+``multilock_acquire_wait_seconds``). So the alerts and the dashboard of that module also fit here. `Client.events`
+feeds the counters, histograms and spans, on its callback thread (asyncio: in the loop). Gauges are read from the
+clients when the SDK collects.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class _Metrics:
 
 
 def _exemplar(event: events.Event) -> dict[str, str] | None:
-    """Return the trace in which acquire() was called, or None if the program traces nothing or does not sample it."""
+    """Return the trace in which acquire() was called, or None if the program does not trace or sample it."""
     opentelemetry, context = sys.modules.get("opentelemetry.trace"), event.context
     if opentelemetry is None or context is None:
         return None

@@ -132,8 +132,8 @@ class ThreadCallbacks:
     """The callbacks of a blocking client. At most 64 run at once, not counting those that have run for more than 0.1 s.
 
     A lost callback should begin before the validity of its lease ends. If the callback has waited in the queue for half
-    of the time until then, it gets a thread even if 64 run. The callback for which this moment comes first is first in
-    the queue.
+    of the time until then, it gets a thread even if 64 run. The queue is in the order in which the callbacks reach this
+    moment.
     """
 
     def __init__(self, runtime: Runtime, timers: Timers) -> None:

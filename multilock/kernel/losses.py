@@ -94,7 +94,7 @@ class Losses:
         """Report a loss to the callbacks, the hooks of `AnyHeld._at_end`, the subscribers and the log. A second call
         changes nothing."""
         kernel = self._kernel
-        for callback in lease._callbacks or ():  # these are started before any call that could block
+        for callback in lease._callbacks or ():  # the callbacks are started before any call that could block
             kernel.callbacks.start(callback, loss)
         lease._call_hooks()
         lease._callbacks = None

@@ -50,7 +50,7 @@ class Scope(Generic[L]):
         self._leases.pop(lease, None)
 
     def taken_through(self, want: Want) -> L | None:
-        """Return the lease that a release through the lock object of ``want`` ends: the newest, even if it was lost."""
+        """Return the lease that ``release()`` of this lock object ends: the newest lease, even if it was lost."""
         return self.newest(lambda lease: lease.want is want or lease._may_reenter(want))
 
     def keeps_out(self, want: Want) -> bool:

@@ -121,7 +121,7 @@ class PostgresqlServer(Server):
 
     def waiters(self, key: str, me: str) -> list[str]:
         now = self.micros()
-        alive = (each for each in self.store.waiters(key) if each.until > now or each.id == me)
+        alive = (each for each in self.store.waiters(key) if each.keeps_place(now) or each.id == me)
         return [each.id for each in alive if not each.listens or each.id == me or self._is_present(each.id[:16])]
 
     def request(self, data: bytes) -> object:

@@ -66,6 +66,11 @@ class Waiter(NamedTuple):
     echo: str | None
     listens: bool
 
+    def keeps_place(self, now: int) -> bool:
+        """Return whether the waiter keeps its place at the time ``now``. No request keeps a place for more than 6 s, so
+        a place beyond that is older than a step back of the clock."""
+        return now < self.until <= now + 7 * SECOND
+
 
 OfName = TypeVar("OfName", Holder, Waiter)
 LOGGED = ("locks", "holders", "gone", "floor", "swept")  # the tables that survive a crash
@@ -238,7 +243,7 @@ class Store:
         now, flush = self.now, False
         for each in self.waiters(key):
             if each.id != me:
-                if not now < each.until <= now + 7 * SECOND:
+                if not each.keeps_place(now):
                     del self.queue[each.id]
                     continue
                 if each.listens and not self._present(each.id[:16]):

@@ -11,6 +11,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +20,7 @@ from psycopg import pq
 from multilock_postgresql import sql_of
 from multilock_postgresql.wire import array
 from tests.servers_postgresql import PostgresqlServer
+from tests.simulation import postgresql_server
 from tests.simulation.postgresql_store import STEPS, Refused, Row, Store
 
 CALLS, SEEDS = 150, 10
@@ -268,3 +270,18 @@ def test_the_model_keeps_a_name_shut_after_a_crash_as_our_functions_do(real: Rea
     assert attempt(newcomer, b"0") == ([(None, b"12000", b"-1")], False), "the name is shut"
     micros += 12_000_000
     assert attempt(newcomer, b"0") != ([(None, b"0", b"-1")], False), "the name is free"
+
+
+def test_the_oracle_expects_no_waiter_that_a_step_back_of_the_clock_has_removed() -> None:
+    sim: Any = None
+    server = postgresql_server.PostgresqlServer("server0", sim, lambda: START, 0)
+    holder, waiter = (f"{CLIENTS[0]}.{number}" for number in range(2))
+    for claim, wait in ((holder, b"0"), (waiter, b"6000")):
+        server.store.execute(
+            STEPS.attempt, [b"ml/a", claim.encode(), b"@me", b"x", b"6000", wait, b"f", b"f", None, b"3"]
+        )
+    assert server.waiters("ml/a", holder) == [waiter]
+    server.step = -20.0
+    assert server.waiters("ml/a", holder) == []
+    server.store.execute(STEPS.release, [b"ml/a", holder.encode(), b"f", b"3"])
+    assert server.holder("ml/a") is None

@@ -94,7 +94,7 @@ class Archipelago(Cluster[S]):
             ip("netns", "add", its)
             networks.callback(ip, "netns", "del", its)
             ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", its)
-            networks.callback(ip, "link", "del", outer)  # the kernel alone would delete the link only later
+            networks.callback(ip, "link", "del", outer)  # without this, the kernel would delete the link much later
             ip("link", "set", outer, "master", bridge, "up")
             ip("-n", its, "addr", "add", f"{island.host}/24", "dev", "eth0")
             ip("-n", its, "link", "set", "eth0", "up")

@@ -1,6 +1,6 @@
 """A Redis primary with replicas, and the Sentinels that watch them.
 
-``python -m tests.servers_sentinel -- COMMAND {url}`` runs a command with the address of a fresh set.
+``python -m tests.servers_sentinel -- COMMAND {url}`` runs a command with the address of fresh servers and Sentinels.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class SentinelServer(Server):
 
 
 class Guarded(Service):
-    """One primary, its ``replicas``, and three Sentinels. A test may cause any fault to each server, and `heal` repairs
-    all."""
+    """One primary, its ``replicas``, and three Sentinels. A test may cause any fault of any server, and `heal` repairs
+    them all."""
 
     def __init__(self, *options: str, replicas: int = 2, guards: int = 3) -> None:
         """``options`` are command line arguments of each Redis."""

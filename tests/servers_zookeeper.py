@@ -42,7 +42,7 @@ def archive() -> str:
         with Archiving(java=[f"-XX:ArchiveClassesAtExit={ours}"]):
             pass
         if ours.exists():
-            ours.replace(ARCHIVE)  # an atomic step, for another process may do the same at this moment
+            ours.replace(ARCHIVE)  # must be atomic: another process may do the same at this moment
     return f"-XX:SharedArchiveFile={ARCHIVE}"
 
 

@@ -1,4 +1,4 @@
-"""Helper processes: a process that holds a lock, which a test can freeze, resume and kill.
+"""Helper processes: a test starts a process, for example one that holds a lock, and can freeze, resume and kill it.
 
 The test names a function, which runs in its own process. The test and the function exchange lines::
 
@@ -48,8 +48,8 @@ def hear() -> str | None:
 class Helper:
     """A Python process that calls ``function`` (``"package.module:function"``) with text arguments.
 
-    It has the same import path as the test. The end of ``with`` kills it. On Linux it also dies with the process of the
-    test, if the main thread of the test started it.
+    The helper has the same import path as the test. The end of ``with`` kills it. On Linux it also dies with the
+    process of the test, if the main thread of the test started it.
     """
 
     def __init__(self, function: str, *arguments: object, env: dict[str, str] | None = None) -> None:
@@ -120,7 +120,7 @@ class Helper:
             stdin.write(" ".join(map(str, words)) + "\n")
             stdin.flush()
         except BrokenPipeError:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its pipes close before its exit code is known
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the pipes close before the exit code is known
                 self._process.wait(END_WITHIN)
             raise self._gone() from None
 

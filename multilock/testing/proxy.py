@@ -67,7 +67,7 @@ class Traffic:
     lost."""
 
     up_in: int = 0
-    up_pieces: int = 0  #: the number of pieces in which they arrived: one call of recv() returns one piece
+    up_pieces: int = 0  #: the number of pieces in which these bytes arrived: one call of recv() returns one piece
     up_out: int = 0
     down_in: int = 0
     down_out: int = 0

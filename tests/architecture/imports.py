@@ -1,4 +1,4 @@
-"""Find the imports between modules in their source. Imports inside functions count, imports that only type checkers
+"""Find the imports between modules in their source. Imports inside functions count, but imports that only type checkers
 execute do not."""
 
 from __future__ import annotations

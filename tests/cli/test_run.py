@@ -616,8 +616,8 @@ def test_after_multilock_is_killed_the_name_stays_taken_while_its_command_may_li
         client.lock("job").acquire(timeout=WITHIN).release()
 
 
-# Without the capability ``kill``, root cannot kill a process of another user, just as a user cannot kill what `sudo`
-# runs.
+# Without the capability ``kill``, multilock as root cannot kill a process of another user. A user who starts a command
+# with `sudo` has the same problem.
 UNPRIVILEGED = ["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill"]
 ANOTHER_USER = ["setpriv", "--reuid", "65534", "--clear-groups", "sh", "-c", "echo $$; exec sleep 60"]
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start something as another user")

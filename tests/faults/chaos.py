@@ -447,7 +447,7 @@ class PostgresqlArena(ServerArena):
     """A PostgreSQL server with a disk. Its processes are stopped or ended, and it is also killed and started again."""
 
     scheme = "postgresql"
-    ttl = 3.0  # after a lost reply the client reconnects, and the server starts a process for that
+    ttl = 3.0  # a reconnect after a lost reply takes long, because the server starts a process for it
     by_session = False
     asked_again = 15.0  # seconds for which a name stays taken if it was handed over just before a crash
 

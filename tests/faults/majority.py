@@ -167,7 +167,7 @@ class RedlockArena(RemoteArena):
     def leftovers(self) -> Iterator[str]:
         until = now() + self.ttl + 2.0
         for which, operator in enumerate(self.operators):
-            operator.connection_pool.disconnect()  # a flush during a read of the holders has opened a second connection
+            operator.connection_pool.disconnect()  # a flush during a read of the holders opened a second connection
             while (clients := len(operator.client_list())) > 1 and now() < until:
                 time.sleep(0.05)
             if clients > 1:

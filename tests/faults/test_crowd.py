@@ -28,7 +28,8 @@ def overtaken(those: Waits) -> list[tuple[str, str]]:
 
 
 def beating(*heartbeats: str) -> list[str]:
-    """Return lines of a writer that keeps its place by these heartbeats, and of a reader that entered before it."""
+    """Return lines of a writer that keeps its place by these heartbeats, and of a reader that entered before the
+    writer."""
     queues = [f"1 queues 10 w1 {each}" for each in heartbeats]
     return ["1 asks 9 w x", *queues, "1 enters 15 w w1", "2 asks 12 r r", "2 enters 13 r r1"]
 

@@ -21,7 +21,7 @@ from tests.faults.chaos import ConsulArena, EtcdArena, RedisArena, ServerArena, 
 pytestmark = pytest.mark.slow
 
 LOCKS = 1_000
-WANTED = 10  # how many of the locks a second process, near the server, acquires afterwards
+WANTED = 10  # the number of locks that a second process, near the server, acquires afterwards
 TTL = 6.0
 ROUND_TRIPS = [float(each) for each in os.environ.get("MULTILOCK_ROUND_TRIPS", "0.1").split(",")]
 

@@ -361,7 +361,7 @@ class Zombie(Oracle):
     """A belief ends soon after a force release. No belief begins after the client was notified of the force release."""
 
     def _is_unclear(self) -> bool:
-        """Return whether a token does not show when the server granted the lock."""
+        """Return whether the token leaves open when the server granted the lock."""
         return self.world.group.keeper("a") is None or any(each.kind == "step_clock" for each in self.world.struck)
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:

@@ -239,7 +239,7 @@ class Store:
     def _pass(
         self, key: str, me: str | None, have: str | None, sure: int | None
     ) -> tuple[str | None, str | None, bool]:
-        """Return the results of the function pass_1: heir, have and flush."""
+        """Return the three results of the SQL function pass_1: heir, have and flush."""
         now, flush = self.now, False
         for each in self.waiters(key):
             if each.id != me:

@@ -116,7 +116,7 @@ class ClusterNode(Replicating):
             raise Refused(f"MOVED {slot} {owner.name}:{PORT}")
 
     def is_cut_off(self) -> bool:
-        """Return whether the node serves no slot, because it has had no contact to the others for so long."""
+        """Return whether the node serves no slot because it has had no contact with the others for `NODE_TIMEOUT`."""
         return bool(self.apart_since + NODE_TIMEOUT < self.sim.time < self.apart_until)
 
     def _do_asking(self) -> Reply:

@@ -461,8 +461,8 @@ class Promoting(Group):
         self._on_sent(sock, data)
 
     def judge(self, belief: Belief) -> str:
-        """Return a violation if the client believes because of a former primary's reply, although it had already sent a
-        request to the new primary."""
+        """Return a violation if the client believes that it holds the lock because of a former primary's reply,
+        although it had already sent a request to the new primary."""
         former, new = self.world.oracles.doomed.get(belief.part.claim.id), self.keeper(belief.name)
         asked = self._asked.get((belief.held.process, new, belief.name), math.inf) if new else math.inf
         late = self.sim.time - asked
@@ -523,8 +523,8 @@ class Guarded(Promoting):
         self.sim.after(self.random.uniform(0.0, 1.0), self._is_promoted, leader, self.epoch)
 
     def divide(self, choice: int, seconds: float) -> None:
-        """Let a Sentinel lose contact with the others for ``seconds``. Just before, it leads a failover, or just
-        afterwards it misses a failover."""
+        """Let a Sentinel lose contact with the others for ``seconds``. Either it leads a failover just before that
+        time, or it misses a failover at the beginning of that time."""
         alone, leads = self.sentinels[choice % SENTINELS], choice // 16 % 2
         if leads:
             self.fail_over(choice, alone)

@@ -21,7 +21,7 @@ from tests.unit.kit import PRODUCT, Scripted, client_on, interrupted_at
 SEEDS, STEPS = 100, 40
 HELD, RELEASED, LOST = "held", "released", "lost"
 WEIGHTS = {"acquire": 4, "with": 3, "enter": 5, "exit": 6, "leave": 4, "release": 4, "lose": 0.6}
-# For each operation, the function in which the interrupt comes.
+# For each operation, the function that is interrupted.
 INTERRUPTED = {
     "acquire": "Lock.try_acquire",
     "with": "Lock.__enter__",

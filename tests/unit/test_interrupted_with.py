@@ -189,7 +189,7 @@ def test_a_body_that_begins_as_the_last_one_ends_has_the_lock(
 
             def meanwhile(thread: threading.Thread = thread) -> None:
                 thread.start()
-                thread.join(0.02)  # limited, because it may wait for a lock of this thread
+                thread.join(0.02)  # with a limit, because that thread may wait for a lock that this one holds
 
             with interrupted_at(step, function, PRODUCT, interrupt=meanwhile) as where:
                 end(lease)
@@ -385,7 +385,7 @@ def test_an_interrupted_inner_acquire_beside_another_body_leaves_its_outer(
 
             def meanwhile(other: threading.Thread = other) -> None:
                 other.start()
-                other.join(0.02)  # limited, because it may wait for a lock of this thread
+                other.join(0.02)  # with a limit, because that thread may wait for a lock that this one holds
                 ctrl_c_now()
 
             with (

@@ -61,7 +61,8 @@ class Column:
     server: ServerProcess | None = None  #: the server that may be stopped, or None
 
     def faces(self, scenario: Scenario) -> list[str]:
-        """Return the adapters that can go through this scenario. If no adapter can, the scenario is not applicable."""
+        """Return the adapters that can take part in this scenario. If no adapter can, the scenario is not
+        applicable."""
         return [path for path in self.adapters if scenario.needs <= self._has(path)]
 
     def _has(self, path: str) -> set[Need]:

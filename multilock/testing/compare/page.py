@@ -383,7 +383,7 @@ class _Page:
 
     @property
     def sources(self) -> list[tuple[str, str, int, int, int]]:
-        """Contestant, fault, and the lines of its worst cycle in the history."""
+        """Each contestant with each fault, and the lines of their worst cycle in the history."""
         return [
             (who, scenario, int(cycle.events[0]["cycle"]), cycle.first_line, cycle.last_line)
             for scenario in SCENARIOS

@@ -85,7 +85,8 @@ class WorkerProcess:
         return self._first.get((what, role)) or self._first.get((what, None))
 
     def wait_for(self, role: str, *what: str, within: float) -> Event:
-        """Return the first event of one of these kinds. Raises Trouble for an error, Late if none comes in time."""
+        """Return the first event of one of these kinds. Raises Trouble for an error, and Late if no such event comes in
+        time."""
 
         def found() -> Event | None:
             return next((event for each in what if (event := self.said(each, role)) is not None), None)

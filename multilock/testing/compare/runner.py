@@ -103,7 +103,7 @@ def run(
 
 
 def _conclude(runner: _Runner, columns: list[Column], options: Options, seed: int) -> Report:
-    """Return the report, and write it to its folder. Then raise an error of a thread, if there was one."""
+    """Return the report, and write it to its folder. Then, if a thread had an error, raise it."""
     report = Report(_content(runner, columns, options, seed))
     if options.out is not None:
         # If a disk error ended the run, this write may fail as well. The error of the run is raised below.

@@ -116,8 +116,8 @@ Given = dict[str, ServerProcess]
 
 def given(pids: Sequence[str], containers: Sequence[str]) -> Given:
     """Parse the values of ``--server-pid`` and ``--server-container``, and return their servers. A value has the form
-    ``WHICH=WHAT``, where ``WHICH`` is a URL or the name of a column. If there is only one URL, ``WHAT`` alone is
-    enough.
+    ``WHICH=WHAT``, where ``WHICH`` is a URL or the name of a column, and ``WHAT`` a pid or a container's name. If there
+    is only one URL, ``WHAT`` alone is enough.
 
     Raises ConfigurationError for anything misspelled, and for a server that does not exist.
     """

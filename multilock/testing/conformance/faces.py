@@ -221,7 +221,7 @@ class _Mirror:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
         task = self._face.task()
-        if task.cancelled and error is None:  # a thread, unlike the task, cannot be cancelled in the body
+        if task.cancelled and error is None:  # the body runs in a thread, where nothing raised the task's cancellation
             error = asyncio.CancelledError()
             kind = type(error)
         task.cancelled = False

@@ -1,4 +1,4 @@
-"""A backend that does not answer: how long a wait tolerates it, and what it then raises."""
+"""Tests of a backend that does not answer: how long a wait continues, and which error it then raises."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def multilock_client(request: pytest.FixtureRequest, multilock_url: str) -> Iter
     with multilock.connect(multilock_url) as client:
         _watch(request, client)
         yield client
-        _heal(request)  # no fault may keep the close from the server
+        _heal(request)  # end all faults, so that the close reaches the server
 
 
 @pytest.fixture

@@ -320,5 +320,5 @@ class _HandTicker:
             return
         finally:
             self.running = False
-        if self.due == -math.inf:  # still so: the step did not close this ticker
+        if self.due == -math.inf:  # not changed by the step, so this ticker was not closed
             self.due = now if self._poked else max(at, now)

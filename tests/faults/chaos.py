@@ -77,7 +77,7 @@ NAMES = ("red", "green", "blue", "cyan", "amber", "violet")
 KEYS = [f"multilock/{name}" for name in NAMES]
 PROCESSES = 8
 CONTENDERS = 50
-# by place, the number of a process; further processes have no habit
+# The habits of the processes, in the order of their numbers. Further processes have no habit.
 HABITS_BY_PLACE = [[], *([habit] for habit in HABITS), list(HABITS)]
 PROCESS_PACE = 0.07  # seconds between two faults of processes, on average
 SERVER_PACE = 0.4  # share of a ttl between two faults of the server, on average

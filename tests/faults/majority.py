@@ -1,4 +1,5 @@
-"""Let fifty contenders use locks on five Redis servers, some of which are always stopped, killed or cut off.
+"""Let fifty contenders use locks on five Redis servers. At any time, some of the servers are stopped, killed or cut
+off.
 
 All checks of `chaos` apply. Also, no waiter may be starved, and no server may have a key or queue entry of a claim that
 was undone.

@@ -1,4 +1,4 @@
-"""The server is stopped, frozen, restarted without its data, or forgets its scripts."""
+"""The server is stopped, frozen or restarted without its data, or it forgets its scripts."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def theirs_behind(lock: DistributedLock, their: Their, within: float) -> str:
 def try_pair(
     client: Client, server: Any, make: Callable[[Any, str, ExitStack], Their], column: str, name: str, expected: Cell
 ) -> Cell:
-    """Let first multilock's lock and then the other program's lock be the earlier holder, each time under a new name.
+    """Try the pair twice, each time with a new name: first multilock holds the lock, then the other program does.
 
     ``expected`` only determines how long to wait, because a lock that may enter gets more time.
     """

@@ -453,7 +453,7 @@ class Oracles:
         self.violations: list[tuple[str, str]] = []
         self.forced: dict[str, float] = {}  # claim id -> the time of its force release
         self.told: dict[str, float] = {}  # claim id -> when the notification of its force release arrived
-        # claim -> the server that executed its request, although another server decides
+        # claim -> the server that executed its request, although another server decides about the name
         self.doomed: dict[str, Server] = {}
         self.grants = 0
         self._halts = halts

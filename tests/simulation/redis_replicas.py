@@ -85,7 +85,7 @@ class Replicating(RedisServer):
         #: for each replica that has a copy of the data, the number of changes that it has acknowledged
         self.acknowledged: dict[Replicating, int] = {}
         self._held: list[Callable[[], None]] = []  # events that happened while the server was stopped
-        # for each client in WAIT, the number of replicas, and of changes
+        # for each client in WAIT, the numbers of replicas and of changes for which it waits
         self._waiting: dict[Client, tuple[int, int]] = {}
         self.copied: Replicating | None = None  #: the server whose data this replica has
         #: Called before each script, with the claims that it names. The returned function is called after the script.

@@ -1,7 +1,7 @@
 """Record in a file what the clients of one process hold, in lines of `multilock.testing.beliefs.witness`.
 
-The thread that acquires or releases a lease also records this. Another thread checks each lease until its end. The
-check must not call ``is_held()``, which would report the loss of an ended lease.
+The thread that acquires or releases a lease also records the acquire or the release. Another thread checks each lease
+until its end. The check must not call ``is_held()``, which would report the loss of an ended lease.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Column:
 
     def find_leftovers(self, begin: str, *, patient: bool) -> None:
         """Set ``leftovers`` to the names with this beginning at the server. If the adapter has the method ``sweep``,
-        that method removes what it can, and only the others are left.
+        these are only the names that ``sweep`` could not remove.
 
         If ``patient`` is True, wait until the leases of the remaining locks should have expired.
         """

@@ -242,7 +242,8 @@ class _Page:
     # ---- costs
 
     def latencies(self) -> Iterator[tuple[str, Plot | None, list[Plot]]]:
-        """Yield the acquires over the run and the separate measurements of each contestant that is not a control."""
+        """Yield for each contestant that is not a control: its name, the chart of its acquires over the run, and the
+        charts of its separate measurements."""
         found = self.evidence
         seconds = [
             value

@@ -266,8 +266,8 @@ class Cycle:
 class Gap:
     """The time from the end of A's hold until B believed that it held the lock.
 
-    The time is negative if A and B believed it at once. ``of`` names the event that ended A's hold: ``belief`` is A's
-    last is_held() that returned True, ``lease`` the end of the lease that A's client computed.
+    The time is negative if A and B believed at once that they held the lock. ``of`` names the event that ended A's
+    hold: ``belief`` is A's last is_held() that returned True, ``lease`` the end of the lease that A's client computed.
     """
 
     seconds: float

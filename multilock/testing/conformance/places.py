@@ -42,8 +42,8 @@ class Place:
     quick_ttl: float = 1.2  #: seconds; the shortest ttl whose timing is right even on a busy machine
     calm_ttl: float = 2.0  #: seconds; the shortest ttl whose last tenth gives the lost callback time to start
 
-    rest: float = 1.0  #: seconds; the shortest rest (``hold_at_least``) that the server keeps
-    rest_at_most: float = 1.0  #: seconds; the longest time for which the server may keep a rest of ``rest`` seconds
+    rest: float = 1.0  #: seconds; the shortest ``hold_at_least`` that the server keeps
+    rest_at_most: float = 1.0  #: seconds; the name stays taken at most this long with a ``hold_at_least`` of ``rest``
 
     #: The backend's own options for the clients of the suite.
     options: ClassVar[dict[str, object]] = {}

@@ -4,8 +4,11 @@ An exclusive lock is the key ``<prefix><name>/.lock``, locked by a session. The 
 Consul's own Go client, so our locks, those of ``consul lock`` and those of that client exclude one another
 (https://developer.hashicorp.com/consul/docs/dynamic-app-config/sessions/application-leader-election):
 
-1. Make a session. 2. Lock the key for it. 3. If another session has locked the key, wait until it changes and go to 2.
-4. Renew the session as long as the lock is held. 5. To release, delete the key.
+* Step 1: make a session.
+* Step 2: lock the key for it.
+* Step 3: if another session has locked the key, wait until the key changes, and go to step 2.
+* Step 4: renew the session as long as the lock is held.
+* Step 5: to release the lock, delete the key.
 
 A claim that shares the name with other claims locks different keys, which `reader_locks` and `semaphore` describe. In
 all other respects it is like an exclusive claim.
@@ -38,7 +41,7 @@ __all__ = ["Recipe"]
 # Seconds between attempts during a lock delay, whose end is not pushed. A refusal costs the servers little.
 DELAYED = 0.25
 AT_ONCE_AGAIN = 0.02  # seconds over which claims that just missed the same key spread their next attempts
-# seconds, from and to, until a claim tries again after another client has changed the semaphore first
+# Seconds, from and to, until a claim tries again because another client has changed the semaphore first.
 PASSED = 0.02, 0.05
 TRIES = 3  # tries; an operator who writes our key again and again must not block a release forever
 

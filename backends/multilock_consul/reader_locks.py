@@ -1,12 +1,12 @@
 """The locks of readers: each reader locks a separate key ``<prefix><name>/!r/<id>.<session>``.
 
-1. A reader locks its own key. The same transaction proves that the name is free, and that no lock delay blocks the
-   name.
-2. A claim that excludes readers locks the key of the name, so that no further reader can enter. The same transaction
-   returns the readers that are still there. The claim holds the name only after they have left.
-3. A reader that releases deletes its key. If a reader's session ends, its key stays, but no session locks it. The
-   reader may still believe that it holds the name until the lock delay of the key is over. So a later writer waits
-   until then.
+* Step 1: a reader locks its own key. The same transaction proves that the name is free, and that no lock delay blocks
+  the name.
+* Step 2: a claim that excludes readers locks the key of the name, so that no further reader can enter. The same
+  transaction returns the readers that are still there. The claim holds the name only after they have left.
+* Step 3: a reader that releases deletes its key. If a reader's session ends, its key stays, but no session locks it.
+  The reader may still believe that it holds the name until the lock delay of the key is over. So a later writer waits
+  until then.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ Each contender has a separate session, which locks a separate key: ``<prefix><na
 which no session locks, holds the number of permits and the sessions that hold one: ``{"Limit":3,"Holders":{…:true}}``.
 The key ``.lock`` is changed by compare-and-set only:
 
-1. Read all keys of the name. 2. If there is room, lock the contender's key and add its session to the holders.
-3. Otherwise wait until a key is deleted. 4. To release a permit, remove the session and delete the contender's key.
-With the last permit ``.lock`` is deleted as well, and the name is free.
+* Step 1: read all keys of the name.
+* Step 2: if there is room, lock the contender's key, and add its session to the holders.
+* Step 3: if there is no room, wait until a key is deleted.
+* Step 4: to release a permit, remove the session and delete the contender's key. With the last permit ``.lock`` is
+  deleted as well, and the name is free.
 
 A holder is dead once its session no longer locks its key. The official tools replace a dead holder at once. We wait
 until the lock delay of its key is over. Steps 2 and 4 are transactions. So a crash never leaves a ``.lock`` without

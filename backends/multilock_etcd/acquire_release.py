@@ -4,8 +4,10 @@ The queue is that of etcd's own concurrency recipes (client/v3/concurrency, `etc
 service). A contender is a key ``<prefix><name>/<id>`` on a lease. The contender with the lowest create_revision holds
 the lock, and that revision is the fencing token.
 
-1. Put our key. 2. If no key of the name was created before it, we hold the lock. 3. Otherwise watch the key created
-just before ours. 4. When that key is deleted, go to 2. A release deletes our key.
+* Step 1: put our key.
+* Step 2: if no key of the name was created before ours, we hold the lock.
+* Step 3: if there is an older key, watch the key created just before ours. When that key is deleted, go to step 2.
+* A release deletes our key.
 
 Even to return a few keys, etcd reads every key of the name. So a waiter far behind only checks that its own key and the
 watched key still exist. It reads the queue again when one of the two is gone.

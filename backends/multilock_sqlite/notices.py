@@ -275,7 +275,7 @@ def _make_fifo(directory: int, client: str, like: os.stat_result) -> int:
 
 
 def _write(directory: int, client: str, messages: Iterable[bytes]) -> None:
-    """Write messages to the FIFO of a client. Messages are lost if it is full or has no reader."""
+    """Write messages to the FIFO of a client. Messages are lost if the FIFO is full or has no reader."""
     # Open for reading too: without a reader, a write would kill a program in which SIGPIPE has its default action.
     with contextlib.suppress(OSError):
         descriptor = os.open(client, os.O_RDWR | _OPEN, dir_fd=directory)

@@ -75,7 +75,7 @@ class Connection(sqlite3.Connection):
             try:
                 self.exclusion.give_back()
             finally:
-                _live.discard(self)  # last, because a fork waits until the descriptors are closed
+                _live.discard(self)  # this comes last, because a fork waits until the descriptors are closed
 
 
 @contextlib.contextmanager

@@ -1,11 +1,14 @@
-"""The lock on ZooKeeper. Each claim has an ephemeral sequential node. The lowest node holds the lock, and each other
-node waits for one ahead of it.
+"""The lock on ZooKeeper. Each claim has an ephemeral sequential node. The lowest node holds the lock, and every other
+node waits for a node ahead of it.
 
 The recipes are ZooKeeper's own ("Recipes: Locks" and "Shared Locks" in its documentation), in the layout of kazoo's
 Lock, ReadLock and WriteLock, or of Curator's. Clients of kazoo or of Curator wait in the same queue as ours:
 
-1. Create an ephemeral sequential node. 2. List its siblings. 3. If no node ahead excludes ours, we hold the lock.
-4. Otherwise watch the last node that excludes it. 5. When that node is deleted, go to 2. A release deletes our node.
+* Step 1: create an ephemeral sequential node.
+* Step 2: list its siblings.
+* Step 3: if no node ahead excludes our node, we hold the lock.
+* Step 4: if a node ahead excludes our node, watch the last such node. When that node is deleted, go to step 2.
+* A release deletes our node.
 
 Readers do not exclude readers. A permit is excluded by other permits only if n permits are ahead of it, where n is the
 number of permits. All other claims exclude each other. If only permits are ahead of a permit, it watches the last n

@@ -31,7 +31,7 @@ _LONGEST = 29  # the greatest number of characters that _CONTENDER matches
 _DIGITS = 10  # digits of a sequence number that is not negative
 _MARKS = {"__lock__": "kazoo", "__rlock__": "kazoo", "-lock-": "curator", "__WRIT__": "curator", "__READ__": "curator"}
 _READS = {"__rlock__", "__READ__"}
-# By style: the ending of a plain reader, and the endings of a plain reader and of a plain lock or writer
+# Style -> the ending of a plain reader's node, and the endings of all plain nodes (readers, locks and writers).
 _PLAIN = {"kazoo": ("__rlock__", ("__rlock__", "__lock__")), "curator": ("__READ__", ("__READ__", "__WRIT__"))}
 _SEMAPHORE = re.compile(r"[0-9a-f]{32}|locks|leases")  # a lease of kazoo's Semaphore, or a folder of Curator's
 

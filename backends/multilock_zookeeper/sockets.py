@@ -176,7 +176,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._greeting_within = greeting_within
         self._is_over = is_over
         self._greeting = False  # whether a host has accepted the connection but not replied yet
-        self._turned_away_at: float | None = None  # when a host first turned us away, since the last reply
+        self._turned_away_at: float | None = None  # when a host first turned us away after the last reply
         self.dialed_at = 0.0
         self.error: OSError | None = None
         self.loop: Worker | None = None

@@ -417,7 +417,7 @@ class Transport:
         return said.decode(errors="replace")
 
     def _left(self, deadline: float) -> float:
-        """Return the seconds left. Raises TimeoutError if no time is left, because a socket takes 0 for
+        """Return the seconds left. Raises TimeoutError if no time is left, because a timeout of 0 would make a socket
         non-blocking."""
         if (left := deadline - self._now()) <= 0:
             raise TimeoutError("no time is left")

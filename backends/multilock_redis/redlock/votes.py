@@ -292,7 +292,7 @@ class Evidence:
         """Return whether the kernel must end this claim and continue with a new one.
 
         A request without a reply can be cancelled only together with the claim. Until then the claim cannot give way at
-        that server, so that all claims might wait.
+        that server, and all claims might wait for each other.
         """
         return any(view.unsure and view.state in (VOTES, YIELDS) for view in self.views)
 

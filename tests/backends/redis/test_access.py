@@ -233,7 +233,7 @@ def three(longer_up: Place) -> Place:
 
 
 def deny(place: Place, count: int, *rights: str) -> None:
-    """Change the rights of the user on so many of the servers."""
+    """Change the rights of the user on ``count`` of the servers."""
     for server in place.servers[:count]:
         with redis.Redis(port=server.port) as bare:
             bare.execute_command("ACL", "SETUSER", "app", *rights)

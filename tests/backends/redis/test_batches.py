@@ -46,8 +46,7 @@ async def client(url: str, **options: Any) -> AsyncIterator[AsyncClient]:
 
 @contextlib.contextmanager
 def no_turns(client: AsyncClient) -> Iterator[None]:
-    """Take all turns for separate attempts inside the block, so that the client sends further first attempts
-    together."""
+    """Allow no separate attempts inside the block, so that the client sends further first attempts together."""
     turns: Any = client._kernel.face._turns  # type: ignore[attr-defined]
     free, turns.free = turns.free, 0
     try:

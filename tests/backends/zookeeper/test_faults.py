@@ -161,7 +161,8 @@ def test_a_renewal_whose_reply_is_lost_costs_nothing(
 ) -> None:
     client = connect(proxy.url, ttl=9)
     lease = client.lock("job").acquire()
-    eventually(lambda: watched(client) == 1)  # the request for the watch contains this name too, so wait for it first
+    # the request for the watch contains this name too, so wait until the watch is set
+    eventually(lambda: watched(client) == 1)
     lost = proxy.drop_reply(b"__lock__", then="hold")
     lost.wait(5)
     eventually(lambda: lease.remaining() > 4.5)  # a later renewal got its reply, on another connection

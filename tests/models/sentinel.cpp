@@ -16,7 +16,7 @@
 // name: only one name leads to all Sentinels. Each new connection reaches any one of them. So a reply of one Sentinel
 // replaces no reply of another, and Sentinels are distinguished by their ids.
 //
-// The client's treatment of a reply is in `note` and `decide`, as in multilock_redis/sentinel_agreement.py. The program prints
+// The client's treatment of a reply is in `note` and `decide`, as in multilock_redis/followed_primary.py. The program prints
 // what it found, and exits with 1 if that is a violation.
 //
 //   S1  if the client reaches a Sentinel that has known a greater epoch for a round, it does not follow a lower one

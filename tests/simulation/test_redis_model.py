@@ -49,10 +49,10 @@ class Real:
         self._sock.sendall(packed(words) + pack("PING"))
 
     def read(self) -> bytes:
-        """Return the bytes that arrive before the reply to the PING."""
-        while not self._buffer.endswith(self._pong):
+        """Return the bytes that arrive before the reply to the PING. A push may follow that reply at once."""
+        while self._pong not in self._buffer:
             self._buffer += self._sock.recv(65536)
-        said, self._buffer = self._buffer.removesuffix(self._pong), b""
+        said, _, self._buffer = self._buffer.partition(self._pong)
         return said
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from multilock import BackendRejected, BackendUnavailable, now
 from multilock.backend import Busy, Claim, Granted
 from multilock.testing.conformance.base import SOON, eventually
 from multilock.timing import heartbeat
+from multilock_postgresql import transactions
 from tests.backends.kit import NAME, TTL, WITHIN
 from tests.backends.postgresql.conftest import Ask, Database, Queued
 
@@ -202,8 +203,11 @@ def test_a_renewal_waits_for_a_locked_row_only_briefly(one: Queued, server: Data
     assert isinstance(one.opened.renew(held[0][1].group, held, WITHIN)[0], Granted)
 
 
-def test_a_renewal_locks_its_rows_in_the_order_in_which_followers_do(one: Queued, server: Database) -> None:
+def test_a_renewal_locks_its_rows_in_the_order_in_which_followers_do(
+    one: Queued, server: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a different order, a renewal and the subscription of a follower may wait for each other for a second."""
+    monkeypatch.setattr(transactions, "ROW_WAIT", WITHIN)  # on a busy machine the rows stay locked for more than 0.1 s
     held = [(claim, one.grant(claim)) for claim in (one.take(one.mutex(name=name)) for name in ("b", "a"))]
     with psycopg.connect(server.url) as first, psycopg.connect(server.url) as second, ThreadPoolExecutor(1) as thread:
         lock = "SELECT FROM multilock.locks WHERE key = %s FOR NO KEY UPDATE NOWAIT"

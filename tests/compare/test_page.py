@@ -1,4 +1,4 @@
-"""The page and the card of a comparison show the data of the history, and no text in it becomes markup."""
+"""The page and the card of a comparison show the data of the history. No text of the history becomes markup."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ THINK = 0.02  # the longest pause in seconds between two turns
 
 
 def attend(url: str, ttl: str, readers: str, writers: str, permits: str, ledger: str, seed: str) -> None:
-    """Request locks until the harness says stop: permits, or with ``permits`` 0 readers' and writers' locks."""
+    """Request locks until the harness says stop: permits, or the locks of readers and writers if ``permits`` is 0."""
     watch_pulse()
     crew = _Crew(int(permits), ledger, seed)
     place = {"url": url, "ttl": float(ttl), "outage_timeout": 2.0}

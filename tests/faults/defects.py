@@ -174,7 +174,7 @@ def undone_where_acknowledged() -> None:
 
 
 def grant_by_wake_up() -> None:
-    """Take a message that wakes a waiter of SQLite for a grant."""
+    """Treat a message that only wakes a waiter of SQLite as a grant."""
     from multilock_sqlite.notices import Mailbox
 
     def deliver(self: Mailbox, messages: Iterable[bytes]) -> None:

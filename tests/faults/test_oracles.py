@@ -1,4 +1,4 @@
-"""Each oracle of the chaos harness reports its violation, and no case that only resembles a violation."""
+"""Each oracle of the chaos harness reports its violation, but no case that only resembles it."""
 
 from __future__ import annotations
 

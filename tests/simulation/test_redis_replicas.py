@@ -314,7 +314,7 @@ def test_simulated_sentinels_reply_and_push_as_real_ones_do_in_a_failover() -> N
     replies, messages = simulated_failover()
     real_replies, real_messages = real_failover()
     assert messages == real_messages
-    # The leader may give the replies with the new address only for a few milliseconds.
+    # A real leader may give the replies with the new address only for a few milliseconds, so the test may miss them.
     assert [len(said) for said in replies] == [4, 2]
     assert [each for each in replies[0] if each in real_replies[0]] == real_replies[0]
     assert replies[1] == real_replies[1]

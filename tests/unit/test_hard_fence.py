@@ -238,7 +238,7 @@ def test_the_fences_of_a_set_are_all_lifted_when_its_release_begins(
 
 
 def test_a_set_that_was_not_acquired_kills_no_process(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
-    """The set holds its first lock, and loses it in an outage, in which the request for the second lock fails."""
+    """During an outage, the set loses its first lock, and the request for its second lock fails."""
 
     def outage(backend: Scripted, call: Call) -> Any:
         backend.always("release", silence())

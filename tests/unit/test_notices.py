@@ -179,7 +179,7 @@ def test_after_a_reconnect_a_notice_wakes_every_waiter(client: Client, backend: 
 
 
 def told_meanwhile(tell: Callable[[Scripted, Granted, str], None]) -> Answer:
-    """Give a correct reply, and before it a notice."""
+    """Send a notice, and then give a correct reply."""
 
     def answer(backend: Scripted, call: Call) -> Any:
         granted = call.execute()

@@ -189,7 +189,8 @@ class Record:
                     greatest_alone = max(greatest_alone, belief.token)
 
     def late_callbacks(self, slack: float = CALLBACK_SLACK, faults: Iterable[FaultPeriod] = ()) -> Iterator[str]:
-        """O4: a callback starts at ``lost_at`` at the latest, and before a next holder that excludes the lost one.
+        """O4: a callback starts at ``lost_at`` at the latest, and before any later holder that the lost lease would
+        exclude.
 
         Time in which the process of the callback did not run does not count. The time of a fault that stopped this
         process does not count either, because the process may be killed before it can record its own stall. Time in

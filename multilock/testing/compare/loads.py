@@ -31,7 +31,7 @@ LOADS = {
 }
 OPEN_WITHIN = 30.0
 END_WITHIN = 30.0
-EACH_WITHIN = 0.05  # seconds by which each of many locks extends the limit
+EACH_WITHIN = 0.05  # seconds that each of many locks adds to the time limit of a load
 PAIRS = 200  # the greatest number of acquires and releases whose cost is measured
 BEHIND = "Q"  # the first letter of roles behind a proxy; other roles begin with P
 COUNTED = 0.5  # the load is repeated behind a proxy that counts the requests, for this share of the seconds

@@ -576,6 +576,14 @@ BEGIN
       RAISE EXCEPTION 'the lock % is no longer held with the token %', p_key, p_token USING ERRCODE = 'ML001';
     END IF;
   END IF;
+  -- VACUUM FULL and CLUSTER write old rows anew, without the mark that their holdings have ended. The caller may have a
+  -- temporary table of the name pg_class.
+  IF current_setting('transaction_isolation') <> 'read committed' AND EXISTS (SELECT FROM pg_catalog.pg_class c
+      WHERE c.oid IN ('@S@.locks'::pg_catalog.regclass, '@S@.holders'::pg_catalog.regclass)
+      AND c.relfilenode <> pg_relation_filenode(c.oid)) THEN
+    RAISE EXCEPTION 'could not serialize access: the tables of the locks were rewritten since this transaction began'
+      USING ERRCODE = '40001';
+  END IF;
 END $$;
 
 -- Notify the holders of a row that an operator deletes.

@@ -113,6 +113,42 @@ def test_a_guard_after_the_lease_was_lost_in_any_way_fails(
         clear(server)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", range(3), ids=["mutex", "reader", "permit"])
+def test_a_guard_fails_after_a_loss_although_the_tables_were_rewritten_since(
+    one: Queued, server: Database, session: psycopg.Connection, mode: int, way: str
+) -> None:
+    held = one.take(modes(one)[mode])
+    session.execute("SELECT FROM pg_class")  # from here a strict transaction sees the lease as it is now
+    session.execute("CREATE TEMPORARY TABLE pg_class (oid oid, relfilenode oid)")  # no reason to overlook the rewriting
+    give_up_after(server, one, held, way)
+    rewrite(server)
+    with pytest.raises((LockLost, errors.SerializationFailure)):
+        guard(session, one, held)
+
+
+def test_a_guard_passes_after_the_tables_were_rewritten_or_asks_for_a_new_transaction(
+    one: Queued, server: Database, session: psycopg.Connection
+) -> None:
+    for mode in modes(one):
+        held = one.take(mode)
+        session.execute("SELECT FROM pg_class")
+        rewrite(server)
+        if session.isolation_level != IsolationLevel.READ_COMMITTED:
+            with pytest.raises(errors.SerializationFailure):
+                guard(session, one, held)
+            session.rollback()
+        guard(session, one, held)
+        session.rollback()
+        one.release(held)
+
+
+def rewrite(server: Database) -> None:
+    """Write the tables anew. A rewritten row no longer tells that a later version has another holder."""
+    server.sql("VACUUM FULL multilock.locks")
+    server.sql("CLUSTER multilock.holders USING holders_pkey")
+
+
 def test_renewals_and_waiters_pass_a_guard_by(
     one: Queued, two: Queued, server: Database, session: psycopg.Connection
 ) -> None:

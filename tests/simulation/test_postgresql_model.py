@@ -37,6 +37,8 @@ CREATE SCHEMA held;
 CREATE FUNCTION held.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
 $$ SELECT timestamptz 'epoch' + current_setting('held.micros')::bigint * interval '1 microsecond' $$;
 CREATE FUNCTION held.gen_random_uuid() RETURNS text LANGUAGE sql AS $$ SELECT current_setting('held.micros') $$;
+CREATE FUNCTION held.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql AS
+$$ SELECT timestamptz '-infinity' $$;
 CREATE FUNCTION held.us(timestamptz) RETURNS bigint LANGUAGE sql AS
 $$ SELECT (extract(epoch FROM $1) * 1000000)::bigint $$;
 """
@@ -55,8 +57,10 @@ Words = Sequence[bytes | None]
 
 
 def with_held_clock(sql: str) -> str:
-    """Return this SQL with the clock and the random word replaced by values that the test sets."""
-    return re.sub(r"(?:pg_catalog\.)?\b(clock_timestamp|gen_random_uuid)\(\)", r"held.\1()", sql)
+    """Return this SQL with the clocks and the random word replaced by values that the test sets."""
+    return re.sub(
+        r"(?:pg_catalog\.)?\b(clock_timestamp|gen_random_uuid|pg_postmaster_start_time)\(\)", r"held.\1()", sql
+    )
 
 
 class Real:

@@ -399,9 +399,10 @@ BEGIN
   -- the row, they ask by themselves.
   IF alone OR r.until IS NULL AND r.key IS NOT NULL THEN
     IF EXISTS (SELECT FROM @S@.queue q WHERE q.key = p_key) THEN
-      -- After a crash the server shows commits that wait for a synchronous standby, so such a row covers no handover.
-      SELECT p.have, p.flush INTO have, flush
-        FROM @S@.pass_1(p_key, NULL, have, CASE WHEN alone AND known THEN r.sure END) p;
+      -- After a crash or a restart the server shows commits that wait for a synchronous standby. So a lease that was
+      -- granted or renewed before covers no handover.
+      SELECT p.have, p.flush INTO have, flush FROM @S@.pass_1(p_key, NULL, have,
+        CASE WHEN alone AND known AND r.until - r.ttl * interval '1 ms' > pg_postmaster_start_time() THEN r.sure END) p;
     END IF;
     IF have IS NULL AND r.id IS NOT NULL
        OR have LIKE '#%' AND NOT EXISTS (SELECT FROM @S@.holders h WHERE h.key = p_key) THEN

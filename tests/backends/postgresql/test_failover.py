@@ -133,10 +133,11 @@ def test_after_a_synchronous_failover_nobody_enters_while_a_lost_hand_over_is_be
     assert third.token(third.take(third.mutex())) > pushed.token
 
 
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["crash", "restart"])
 def test_after_a_crash_a_commit_that_no_standby_confirmed_covers_no_hand_over(
-    client: Queued, primary: Database, standby: Standby, ask: Ask
+    client: Queued, primary: Database, standby: Standby, ask: Ask, end: signal.Signals
 ) -> None:
-    """A primary shows commits after its crash although the standby has not confirmed them."""
+    """A primary shows commits after its crash, or a fast restart, although the standby has not confirmed them."""
     primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
     primary.sql("SELECT pg_reload_conf()")
     eventually(lambda: primary.sql("SELECT sync_state FROM pg_stat_replication") == [("sync",)], LONG)
@@ -147,7 +148,11 @@ def test_after_a_crash_a_commit_that_no_standby_confirmed_covers_no_hand_over(
     eventually(lambda: primary.sql("SELECT 1 FROM pg_stat_replication") == [], LONG)
     with pytest.raises(BackendUnavailable):
         client.opened.release(held, client.grant(held), False, 0.5)  # hands the name to the first waiter
-    primary.kill()
+    if end == signal.SIGKILL:
+        primary.kill()
+    else:
+        os.kill(primary.pid, end)
+        eventually(lambda: not primary.alive, LONG)
     primary.start()
     waiting = ask(primary.url)
     waiter = waiting.mutex()

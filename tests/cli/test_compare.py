@@ -1,4 +1,4 @@
-"""``multilock compare``: exit codes, the grid, and the files that it keeps."""
+"""Tests of ``multilock compare``: its exit codes, its grid of verdicts, and the files that it writes."""
 
 from __future__ import annotations
 

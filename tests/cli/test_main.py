@@ -1,4 +1,4 @@
-"""Rules for every command: help that fits a screen, and a clear message if rich is missing."""
+"""Every command has a help text that fits a screen, and a clear message if rich is missing."""
 
 from __future__ import annotations
 

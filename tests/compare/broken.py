@@ -207,7 +207,7 @@ class _Lock:
             sent_at = now()
             try:
                 number = place.client.eval(TAKE, 2, self._name, f"{self._name}:token", owner, int(place.ttl * 1000))
-            except redis.RedisError:  # if the server did execute it, the lock expires by itself
+            except redis.RedisError:  # if the server executed the script nevertheless, the lock expires by itself
                 owner, number = secrets.token_hex(8), None
             if number and now() < (until := place.valid_until(sent_at)):
                 return _Holding(place, self._name, owner, place.token(number), until)

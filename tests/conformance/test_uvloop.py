@@ -1,4 +1,4 @@
-"""The asyncio face on uvloop: the tests that depend on the loop.
+"""Run those tests of the asyncio API that depend on the event loop on uvloop.
 
 The event loop uvloop is written in C. It checks descriptors that asyncio's own loop does not check, and runs coroutines
 under other stack frames.

@@ -1,5 +1,5 @@
-"""The Redis servers of compose/cluster.yaml on a real engine: independent servers, one with a replica and Sentinels,
-and a cluster."""
+"""The Redis servers of compose/cluster.yaml on a real engine: independent servers for Redlock, a server with a replica
+and Sentinels, and a Redis Cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Harm that a program can do to its own leases: a callback that hangs, blocked threads, different ttls, a close."""
+"""Harm that a program can do to its own leases: a callback hangs, threads are blocked, ttls differ, the client
+closes."""
 
 from __future__ import annotations
 

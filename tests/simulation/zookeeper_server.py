@@ -116,7 +116,7 @@ class Member:
         self.era = 0  # how often it has lost its leader
         self.cut_until = -math.inf  # until this time no message passes between this member and the leader
         self.to_leader = self.from_leader = -math.inf  # when the last message in each direction arrives
-        self.waiting: dict[int, deque[Request]] = {}  # by number of a write: the requests to answer after it
+        self.waiting: dict[int, deque[Request]] = {}  # number of a write -> the requests that wait for it
         # active sessions that were not reported to the leader yet, with their timeouts
         self.touched: dict[int, float] = {}
 

@@ -1,5 +1,5 @@
-"""The program `tests.again`, by which `make test` runs pytest: which tests run again, which never do, and its
-report."""
+"""Tests of `tests.again`, by which `make test` runs pytest: which tests run again, which never do, and what it
+reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The matrix of the pytest plugin: tests × backends, in the terminal and in files. Also marks, and absent servers."""
+"""The pytest plugin shows its matrix of tests and backends in the terminal and in files. Marks and absent servers are
+tested too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Cases in which two rules apply: a finalizer inside our code, a closed loop, a fork during close(), an interrupt as a
-thread starts."""
+"""Tests of cases in which two rules apply, such as a finalizer inside our code, a closed loop, a fork during close(),
+or an interrupt as a thread starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of locks: rules that need no real backend, and events at the worst moment."""
+"""Tests of sets of locks that need no real backend, many with an event at the worst moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocking lock object: with, reentrancy, scopes, the decorator, the threading adapter."""
+"""Tests of the blocking lock object: ``with``, reentrancy, scopes, the decorator and the threading adapter."""
 
 from __future__ import annotations
 

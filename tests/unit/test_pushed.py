@@ -1,4 +1,4 @@
-"""A push that is a grant (`Notices.granted`): when it becomes a lease, and for how long the lease is valid."""
+"""Tests of a pushed grant (`Notices.granted`): when it becomes a lease, and for how long the lease is valid."""
 
 from __future__ import annotations
 

@@ -541,8 +541,8 @@ class Sessions:
         return keys
 
     def looked_at(self, session: Session, keys: Iterable[str], clean: Set[str]) -> None:
-        """Record that a renewal has read these keys. ``clean`` are the keys that are not locked for an unwanted claim.
-        The next renewal reads the other keys first."""
+        """Record that a renewal has read these keys. ``clean`` contains those that need no clean-up: they are free, or
+        locked for a claim that still wants its lock. The next renewal reads the other keys first."""
         now = self._now()
         with self._lock:
             for key in keys:

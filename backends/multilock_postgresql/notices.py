@@ -31,7 +31,8 @@ from multilock_postgresql.wire import Row, array, seconds, text
 __all__ = ["Listener"]
 
 CHANGES = "multilock_changes"  # the channel of followed names
-# Seconds between two checks. If nothing arrives between two checks, the connection counts as dead.
+# Seconds between two pings of the listening connection. If not even a reply arrives from one ping to the next, the
+# connection counts as dead.
 TEND_EVERY = 2.0
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds for which a missing reply may delay the wake-ups

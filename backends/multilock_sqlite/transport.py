@@ -233,7 +233,8 @@ class Database:
         return connection
 
     def _connect(self) -> Connection | None:
-        """Return a new connection, or None if another connection of this process has a log that was deleted."""
+        """Return a new connection. Returns None if the caller must try again later: another connection of this process
+        still uses a deleted log, or the file was replaced meanwhile."""
         # Only one thread at a time may open a file, since closing the descriptor that creates the file releases the
         # locks of other connections.
         with _opening:

@@ -471,8 +471,8 @@ class Kernel:
     async def _renew_one(self, lease: Holding) -> None:
         granted = lease.granted
         if not lease.claim.renew and self.watchdog.sessions.renews(granted.group):
-            # The session is renewed anyway, so its renewals do not extend a lease with renew=False. For this renewal by
-            # hand, the ttl of the lease counts from now.
+            # The watchdog renews this session in any case. Those renewals must not extend a lease with renew=False, but
+            # this renewal by hand must. So the ttl of the lease counts from now.
             granted = granted._replace(sent_at=self.now())
         within = min(self.request_timeout(granted.ttl), lease.lost_at - self.now())
         try:

@@ -102,7 +102,7 @@ class _Subscriber:
             return not draining
 
     def interrupted(self) -> None:
-        """Make the next event start a thread or task that delivers, because after an interrupt none may be running."""
+        """Make the next event start a thread or task that delivers: after an interrupt, perhaps none is running."""
         self._draining = False
 
     def following(self) -> Event | None:

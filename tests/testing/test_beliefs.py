@@ -1,5 +1,5 @@
-"""A case is kept only if the end of the first belief was observed. If the process was frozen at that time, the case is
-undecided."""
+"""The verdict is KEPT only if the end of the first belief was observed. If the process was frozen at that time, the
+verdict is UNDECIDED."""
 
 from __future__ import annotations
 

@@ -131,7 +131,8 @@ class Rounds:
         self._scheme = scheme
         self.pool = Pool(self.servers.links, notices.now)
         self.clerk = Clerk(self, self.pool, notices.now)
-        # seconds of a round trip without load; a longer round trip usually means that this machine is busy
+        # Seconds of a round trip without load: a first guess, which `timed` corrects. It grows slowly there, because a
+        # longer round trip usually means that this machine is busy.
         self.rtt = 0.005
         self.claims: dict[str, Evidence] = {}  #: by claim id
         self._lock = system.Lock()  # guards `_left`

@@ -1,4 +1,6 @@
-"""The plan of a run: its options, and the order of its cycles and loads, which depends on the options and a seed.
+"""The plan of a run: its options, and the order of its cycles and loads. The order depends on the options and a seed.
+
+A cycle is one trial of a cell. A load is a measurement without a fault.
 
 A long run may be interrupted and continued later. Each part is a *piece*. The cycles and loads of earlier pieces are
 read from the folder of the run and not planned again. A cell is one contestant (a lock to be judged) in one scenario (a

@@ -123,7 +123,8 @@ def test_observing_many_names_advances_with_each_turn(
 def test_a_renewal_succeeds_although_some_nodes_could_not_be_read(
     backend: ZooKeeperBackend, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that could not be read in time is not lost, because the write has proved that the session lives."""
+    """A renewal writes to one node and reads the others. If a node could not be read in time, its lock is not lost: the
+    write has proved that the session lives."""
     claims = [ear.claim(f"job-{number}") for number in range(3)]
     held: Any = [(claim, backend.attempt(claim, True, 5.0)) for claim in claims]
     monkeypatch.setattr(backend._transport, "exists", lambda path: Answer(now()))

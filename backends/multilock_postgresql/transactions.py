@@ -6,8 +6,9 @@ A step is one message and one commit. If the functions are missing, they are mad
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from multilock import BackendUnavailable
+from multilock import BackendUnavailable, system
 from multilock_postgresql.tables import create
 from multilock_postgresql.transport import Answer, ConnectionPool, PgWire, patience
 from multilock_postgresql.wire import NotReadCommitted, NotThere
@@ -17,8 +18,11 @@ __all__ = ["StepQueries", "Transactions"]
 # Tries of one request. The first may find that the functions are missing, and the second that the isolation level is
 # wrong.
 TRIES = 3
-# Seconds for which a renewal may wait for a locked row. The kernel repeats a renewal that fails, with a pause between
-# two tries. If each try waited longer, a few locked rows would keep all renewing threads busy.
+# Renewals that may wait for a locked row for most of their time. Each keeps a renewing thread busy, and the other
+# threads must stay free for other leases.
+PATIENT = 2
+# Seconds for which any further renewal may wait for a locked row. The kernel repeats a renewal that fails, with a pause
+# between two tries.
 ROW_WAIT = 0.1
 
 
@@ -94,15 +98,30 @@ class Transactions:
         self._renewals = renewals
         self.steps = steps
         self.now: Callable[[], float] = connections.now
+        self._patient: system.SimpleQueue[None] = system.SimpleQueue()
+        for _ in range(PATIENT):
+            self._patient.put(None)
 
     def run(self, sql: bytes, arguments: Sequence[bytes | None], within: float, *, limited: bool = True) -> Answer:
         """Send one request. Returns its rows, and when it was sent. For ``limited`` see `ConnectionPool.call`."""
         return self._run(self._connections, sql, arguments, within, limited)
 
     def renew(self, arguments: Sequence[bytes | None], within: float) -> Answer:
-        """Send one renewal, on a connection for renewals."""
-        limit = patience(min(within, ROW_WAIT))
-        return self._run(self._renewals, self.steps.renew, [*arguments, limit], within, False)
+        """Send one renewal, on a connection for renewals.
+
+        Many claims that join the queue of one name lock its row in turn. A renewal that gave up its turn early, again
+        and again, would lose the lease. So a few renewals wait longer than `ROW_WAIT`.
+        """
+        permit: list[None] = []
+        try:
+            with suppress(system.Empty):
+                system.take(self._patient.get, 0.0, permit)
+            limit = patience(within if permit else min(within, ROW_WAIT))
+            return self._run(self._renewals, self.steps.renew, [*arguments, limit], within, False)
+        finally:
+            # No Python function is called before the put, so no interrupt can lose the permit.
+            if permit:
+                self._patient.put(None)
 
     def create(self, within: float) -> None:
         """Make the tables and functions, unless they exist."""

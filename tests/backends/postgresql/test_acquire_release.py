@@ -188,26 +188,30 @@ def test_a_row_that_another_transaction_has_locked_costs_no_other_lease_its_rene
     assert all(isinstance(each, Granted) for each in one.opened.renew(held[0][1].group, held, WITHIN))
 
 
-def test_a_renewal_waits_for_a_locked_row_only_briefly(one: Queued, server: Database) -> None:
-    """If it waited longer, a few locked rows could keep all renewing threads busy, and leases with a short ttl would
-    end."""
-    held = [(claim, one.grant(claim)) for claim in [one.take(one.mutex())]]
-    with psycopg.connect(server.url) as operator:
+def test_few_renewals_wait_long_for_a_locked_row_and_others_only_briefly(one: Queued, server: Database) -> None:
+    """If all of them waited long, a few locked rows could keep all renewing threads busy, and leases with a short ttl
+    would end. If none did, a row that many other claims lock in turn would never be renewed."""
+    claims = [one.take(one.mutex(name=str(number))) for number in range(transactions.PATIENT + 1)]
+    held = [[(claim, one.grant(claim))] for claim in claims]
+    group = held[0][0][1].group
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(transactions.PATIENT) as threads, psycopg.connect(server.url) as operator:
         operator.execute("SELECT FROM multilock.locks FOR UPDATE")
+        patient = [threads.submit(one.opened.renew, group, each, 2 * WITHIN) for each in held[:-1]]
+        eventually(lambda: len(server.sql(waiting)) == transactions.PATIENT, SOON)
         started = now()
-        [locked] = one.opened.renew(held[0][1].group, held, 2 * WITHIN)
+        [locked] = one.opened.renew(group, held[-1], 2 * WITHIN)
         assert now() - started < WITHIN
         assert isinstance(locked, BackendUnavailable)
         assert not locked.unknown
+        assert not any(each.done() for each in patient)
         operator.rollback()
-    assert isinstance(one.opened.renew(held[0][1].group, held, WITHIN)[0], Granted)
+        assert all(isinstance(each.result()[0], Granted) for each in patient)
+    assert isinstance(one.opened.renew(group, held[-1], WITHIN)[0], Granted)
 
 
-def test_a_renewal_locks_its_rows_in_the_order_in_which_followers_do(
-    one: Queued, server: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_renewal_locks_its_rows_in_the_order_in_which_followers_do(one: Queued, server: Database) -> None:
     """With a different order, a renewal and the subscription of a follower may wait for each other for a second."""
-    monkeypatch.setattr(transactions, "ROW_WAIT", WITHIN)  # on a busy machine the rows stay locked for more than 0.1 s
     held = [(claim, one.grant(claim)) for claim in (one.take(one.mutex(name=name)) for name in ("b", "a"))]
     with psycopg.connect(server.url) as first, psycopg.connect(server.url) as second, ThreadPoolExecutor(1) as thread:
         lock = "SELECT FROM multilock.locks WHERE key = %s FOR NO KEY UPDATE NOWAIT"

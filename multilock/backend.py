@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from multilock import system
 from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.kernel.inside_backend import call_inside
 from multilock.kernel.worker import Worker, start_worker
@@ -55,6 +56,7 @@ __all__ = [
     "Returned",
     "Worker",
     "call_inside",
+    "one_attempt",
     "other_number",
     "parse_owner",
     "start_worker",
@@ -352,6 +354,19 @@ class FindsTheDead(Protocol):
         """From now on free the names of this process only when their ttl ends, not when the process ends. Called if
         other processes work under the leases of this process, because those processes may outlive this one for a
         moment."""
+
+
+def one_attempt(attempting: Any, within: float) -> system.Taking:
+    """Hold ``attempting``, the lock of one claim, during an attempt: ``with one_attempt(attempting, within):``.
+
+    A caller may have given up an earlier attempt that still runs in another thread. Raises `BackendUnavailable` with
+    ``unknown=True`` if that attempt does not end within ``within`` seconds.
+    """
+    return system.Taking(attempting, within, _under_way)
+
+
+def _under_way() -> BackendUnavailable:
+    return BackendUnavailable("an earlier request for this lock is still under way", unknown=True)
 
 
 def other_number(claim: Claim, permits: int, scheme: str) -> BackendRejected:

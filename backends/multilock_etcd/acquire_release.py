@@ -38,8 +38,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError, system
-from multilock.backend import Busy, Claim, Granted, Notices
+from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock.backend import Busy, Claim, Granted, Notices, one_attempt
 from multilock.log_thread import logger
 from multilock.timing import FRESH_SHARE, RENEWALS, SAFETY_TIMER
 from multilock.values import encode_resting
@@ -87,14 +87,10 @@ class EtcdRecipe:
         waiter = self._waiters.enter(claim)
         if waiter is None:
             return _busy(claim)
-        # A caller may have given up an earlier attempt that still runs in another thread.
-        with system.Taking(waiter.attempting, within, self._under_way):
+        with one_attempt(waiter.attempting, within):
             if self._waiters.has(waiter):
                 return self._attempt(waiter, join, deadline)
         return self.attempt(claim, join, self._left(deadline))  # the earlier attempt left nothing at the server
-
-    def _under_way(self) -> BackendUnavailable:
-        return BackendUnavailable("an earlier request for this lock is still under way", unknown=True)
 
     def _attempt(self, waiter: Waiter, join: bool, deadline: float) -> Granted | Busy:
         answer = None

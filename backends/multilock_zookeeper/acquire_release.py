@@ -30,8 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from multilock import BackendRejected, BackendUnavailable, system
-from multilock.backend import Busy, Claim, Granted
+from multilock import BackendRejected, BackendUnavailable
+from multilock.backend import Busy, Claim, Granted, one_attempt
 from multilock.timing import SAFETY_TIMER, UNPUSHED
 from multilock.values import encode_value
 from multilock_zookeeper.claims import ZkWaiter, ZkWaiters
@@ -71,14 +71,10 @@ class Recipe:
         waiter = self._waiters.enter(claim)
         if waiter is None:
             return _busy(claim)
-        # An earlier attempt, which its caller has given up, may still run in another thread.
-        with system.Taking(waiter.attempting, within, self._under_way):
+        with one_attempt(waiter.attempting, within):
             if self._waiters.of.get(claim.id) is waiter:
                 return self._attempt(claim, waiter, join, deadline)
         return self.attempt(claim, join, deadline - self._now())  # the earlier attempt left nothing at the server
-
-    def _under_way(self) -> BackendUnavailable:
-        return BackendUnavailable("an earlier request for this lock is still under way", unknown=True)
 
     def _attempt(self, claim: Claim, waiter: ZkWaiter, join: bool, deadline: float) -> Granted | Busy:
         answer: Granted | Busy | None = None

@@ -34,12 +34,12 @@ UNDONE = {
     ),
     "key-of-two-attempts": Edit(
         "backends/multilock_etcd/acquire_release.py",
-        "        with system.Taking(waiter.attempting, within, self._under_way):\n",
+        "        with one_attempt(waiter.attempting, within):\n",
         "        if True:\n",
     ),
     "two-attempts-of-one-claim": Edit(
         "backends/multilock_zookeeper/acquire_release.py",
-        "        with system.Taking(waiter.attempting, within, self._under_way):\n",
+        "        with one_attempt(waiter.attempting, within):\n",
         "        if True:\n",
     ),
 }

@@ -280,7 +280,9 @@ BEGIN
   ELSIF NOT free AND NOT shared AND r.until <= now THEN
     -- An open transaction of the holder may guard a lease that has ended. Then the name is still held.
     PERFORM FROM @S@.locks l WHERE l.key = p_key FOR UPDATE SKIP LOCKED;
-    free := FOUND;
+    -- If a guard has ended between our two locks, xmax is a list of all three. Then the row would admit another guard of
+    -- the holder whose transaction sees an older version of the row. So the next request takes the name, not this one.
+    free := FOUND AND (SELECT l.xmax = pg_current_xact_id()::xid FROM @S@.locks l WHERE l.key = p_key);
     IF r.sure > now AND NOT EXISTS (SELECT FROM @S@.alive a WHERE a.boot = r.boot) THEN  -- a later handover may be lost
       free := false;
       shut := true;

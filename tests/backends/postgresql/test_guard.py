@@ -18,7 +18,7 @@ from multilock.backend import Busy, Granted
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
 from tests.backends.kit import NAME, WITHIN, interrupted
-from tests.backends.postgresql.conftest import Database, Queued, clear
+from tests.backends.postgresql.conftest import Ask, Database, Queued, clear
 
 LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
 KEY = f"multilock/{NAME}"
@@ -206,6 +206,33 @@ def test_a_transaction_that_began_before_the_acquire_is_not_told_of_a_loss(
     one.release(claim)
     with pytest.raises(LockLost):
         guard(session, one, claim)
+
+
+def test_a_guard_fails_although_another_guard_of_the_holder_ended_during_the_take_over(
+    ask: Ask, server: Database, session: psycopg.Connection
+) -> None:
+    """The lock of the ended guard and those of the take-over are then one list, of which PostgreSQL checks each entry
+    alone: none of them says that the row has another holder."""
+    server.sql("DROP SCHEMA IF EXISTS paused CASCADE")
+    one, two = ask(schema="paused"), ask(schema="paused")
+    held, other = one.take(one.mutex()), two.mutex()
+    session.execute("SELECT FROM pg_class")  # from here a strict transaction sees the lease as it is now
+    renew(one, held)
+    [(acquire,)] = server.sql("SELECT pg_get_functiondef('paused.acquire_1'::regproc)")
+    before, lock, after = acquire.partition("FOR NO KEY UPDATE;")
+    server.sql(f"{before}{lock} PERFORM pg_advisory_xact_lock(1); {after}")
+    with psycopg.connect(server.url) as ending, psycopg.connect(server.url) as pause, ThreadPoolExecutor(1) as thread:
+        multilock.guard(ending, name=NAME, token=one.token(held), schema="paused")
+        server.sql("UPDATE paused.locks SET until = clock_timestamp(), sure = NULL")
+        pause.execute("SELECT pg_advisory_lock(1)")
+        taking = thread.submit(two.attempt, other)
+        eventually(lambda: server.sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted") != [], SOON)
+        ending.commit()
+        pause.execute("SELECT pg_advisory_unlock(1)")
+        taking.result(SOON)
+    assert two.holds(other)
+    with pytest.raises((LockLost, errors.SerializationFailure)):
+        multilock.guard(session, name=NAME, token=one.token(held), schema="paused")
 
 
 @pytest.mark.parametrize("commits", [True, False])

@@ -356,11 +356,12 @@ BEGIN
 END $$;
 
 -- Release the name, or leave the queue. p_unsure is true if a request of this id had no reply: then the cancel is final.
--- Returns true if the claim held the name until now.
+-- Returns true if the claim held the name until this release began.
 CREATE OR REPLACE FUNCTION @S@.release_1(p_key text, p_id text, p_unsure boolean, p_within integer)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   r @S@.locks%ROWTYPE;
+  began timestamptz := clock_timestamp();  -- a lease that ends while this waits for a guard was ours until the release
   ends timestamptz;
   alone boolean;
   known boolean;  -- the row was granted since the server's last crash or promotion
@@ -390,11 +391,11 @@ BEGIN
     RETURN @S@.rest_1(p_key, p_id, true, ceil(extract(epoch FROM least(r.sure - clock_timestamp(), interval '6 s')) * 1000)::bigint, p_within);
   END IF;
   IF alone THEN
-    ours := r.until > clock_timestamp();
+    ours := r.until > began;
   ELSE
     DELETE FROM @S@.queue q WHERE q.id = p_id;
     DELETE FROM @S@.holders h WHERE h.id = p_id RETURNING h.until INTO ends;
-    ours := coalesce(ends > clock_timestamp(), false);
+    ours := coalesce(ends > began, false);
     have := r.id;
   END IF;
   -- A waiter that left may have made room too, so hand the name to the waiters that fit now. If an operator has deleted
@@ -425,6 +426,7 @@ END $$;
 CREATE OR REPLACE FUNCTION @S@.rest_1(p_key text, p_id text, p_unsure boolean, p_ms bigint, p_within integer)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 DECLARE
+  began timestamptz := clock_timestamp();  -- as in release_1
   until_ timestamptz;
   followed_ timestamptz;
   id_ text;
@@ -454,7 +456,7 @@ BEGIN
       PERFORM pg_notify('multilock_changes', p_key);
     END IF;
   END IF;
-  RETURN until_ > clock_timestamp();
+  RETURN until_ > began;
 END $$;
 
 -- Take the name from all holders, also if it rests. Returns the ids of the holders whose leases had not ended. A request

@@ -421,6 +421,22 @@ def test_the_next_holder_writes_after_a_guarded_write_of_a_paused_one(server: Da
     assert server.sql("SELECT token FROM written ORDER BY at") == [(lease.token,), (newer.token,)]
 
 
+@pytest.mark.parametrize("rests", [False, True], ids=["release", "rest"])
+@pytest.mark.parametrize("kind", ["mutex", "reader", "permit"])
+def test_a_release_that_waits_beyond_the_end_of_its_lease_reports_no_loss(
+    server: Database, one: Queued, session: psycopg.Connection, kind: str, rests: bool
+) -> None:
+    claim = one.take(getattr(one, kind)())
+    guard(session, one, claim)
+    arguments = (claim, one.grant(claim), False, *((0.1,) if rests else ()), WITHIN)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(getattr(one.opened, "rest" if rests else "release"), *arguments)
+        eventually(lambda: server.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'") != [])
+        end_lease(server)
+        session.rollback()
+        assert waiting.result(SOON).ours
+
+
 def test_a_set_of_locks_is_guarded_as_a_whole(server: Database) -> None:
     with multilock.connect(server.url, ttl=20) as client, psycopg.connect(server.url) as connection:
         both = client.lock_all(["a", "b"]).acquire()

@@ -34,6 +34,7 @@ class Network:
         self.on_sent: Callable[[Socket, bytes], None] = lambda sock, data: None
         self.on_connect: Callable[[Process], None] = lambda process: None
         self.on_arrived: Callable[[Socket, bytes], None] = lambda sock, data: None
+        self.on_read: Callable[[Socket, bytes], None] = lambda sock, data: None
 
     def dies(self, process: Process, host_too: bool) -> None:
         """End all connections of a process that was killed."""
@@ -140,7 +141,8 @@ class Socket(File):
         if self._closed:
             raise OSError(9, "Bad file descriptor")
         if self._arrived:
-            return self._arrived.popleft()
+            self.network.on_read(self, data := self._arrived.popleft())
+            return data
         if isinstance(self._error, bytes):
             return self._error
         assert self._error is not None

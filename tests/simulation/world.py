@@ -77,6 +77,7 @@ class World:
         self.network.on_sent = self._sent
         self.network.on_connect = partial(self.event, "connects")
         self.network.on_arrived = self._arrived
+        self.network.on_read = self._read
         self.simulated = each = backends.simulated(plan.backend)
         self.servers = [self.new_server(each.server, f"server{number}") for number in range(each.servers)]
         self.group = each.server.group(self)
@@ -150,11 +151,13 @@ class World:
             self.event("rare", sock.process)
 
     def _arrived(self, sock: Socket, data: bytes) -> None:
-        # `pushed` returns the claim id for a hint. For a grant, it returns the claim id and further words.
-        if claim := sock.server.pushed(data):
-            if claim in self.oracles.forced:
-                self.oracles.told.setdefault(claim, self.sim.time)
+        if sock.server.pushed(data):
             self.event("pushed", sock.process)
+
+    def _read(self, sock: Socket, data: bytes) -> None:
+        # `pushed` returns the claim id for a hint. For a grant, it returns the claim id and further words.
+        if self.oracles.forced and (claim := sock.server.pushed(data)) in self.oracles.forced:
+            self.oracles.told.setdefault(claim, self.sim.time)
 
     def event(self, kind: str, process: Process) -> None:
         """Count an event, and plan the faults that follow it."""

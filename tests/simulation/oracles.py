@@ -331,6 +331,9 @@ class Progress(Oracle):
         super().__init__(oracles)
         self._free_since: dict[str, float] = {}
 
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        self._free_since.pop(belief.name, None)
+
     def passing(self) -> None:
         world, now = self.world, self.world.sim.time
         for name in world.kinds:
@@ -351,7 +354,7 @@ class Progress(Oracle):
         """Return the seconds for which a name may be free, and the time from which they count."""
         calm = self.oracles.calm_since(process)
         if self.world.plan.profile == "cuts":
-            return 0.8, calm
+            return 0.8 + self.world.servers[0].unwatched, calm
         if self.world.plan.weather.p_stall or self.world.plan.weather.p_cut:
             return 20.0, calm
         return max((each.asks_again for each in self.world.servers), default=5.0), calm + 4.0
@@ -452,7 +455,7 @@ class Oracles:
         self.world = world
         self.violations: list[tuple[str, str]] = []
         self.forced: dict[str, float] = {}  # claim id -> the time of its force release
-        self.told: dict[str, float] = {}  # claim id -> when the notification of its force release arrived
+        self.told: dict[str, float] = {}  # claim id -> when its client read the notification of its force release
         # claim -> the server that executed its request, although another server decides about the name
         self.doomed: dict[str, Server] = {}
         self.grants = 0

@@ -53,6 +53,7 @@ class Server:
     group = Group
     keeps_tokens = True  # whether the last token of a name is kept if an operator deletes its key
     asks_again = 5.0  # seconds after which a waiter asks again if a push was lost
+    unwatched = 0.0  # seconds after which a waiter asks again if its request for a push got no reply in time
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
         """``clock`` returns the microseconds of the wall clock."""

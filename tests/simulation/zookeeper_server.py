@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
+from multilock.timing import JITTER, UNPUSHED
 from tests.simulation.scheduler import Simulation
 from tests.simulation.server import Server
 from tests.simulation.zookeeper_store import (
@@ -141,6 +142,8 @@ class Contender(NamedTuple):
 
 class ZooKeeperServer(Server):
     """An ensemble. Without ``sim`` it has one server, and no session expires."""
+
+    unwatched = UNPUSHED * (1 + JITTER)
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
         super().__init__(name, sim, clock, seed)

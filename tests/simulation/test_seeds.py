@@ -37,6 +37,11 @@ UNDONE = {
         "        with one_attempt(waiter.attempting, within):\n",
         "        if True:\n",
     ),
+    "replies-read-by-another-thread": Edit(
+        "backends/multilock_redis/redlock/acquire_release.py",
+        "        return min(left, BETWEEN) if self._elsewhere else left\n",
+        "        return left\n",
+    ),
     "two-attempts-of-one-claim": Edit(
         "backends/multilock_zookeeper/acquire_release.py",
         "        with one_attempt(waiter.attempting, within):\n",

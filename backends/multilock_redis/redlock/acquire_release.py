@@ -68,7 +68,8 @@ class Round:
     """The requests of one attempt, from their sending until the round is decided."""
 
     def __init__(self, rounds: Rounds, evidence: Evidence, fan: Fan, until: float) -> None:
-        """The round ends at ``until`` (seconds), even if replies are missing."""
+        """Create this once the requests were sent. The round ends at ``until`` (seconds), even if replies are
+        missing."""
         self._rounds = rounds
         self._evidence = evidence
         self._fan = fan
@@ -76,6 +77,8 @@ class Round:
         self._timed = False
         self._until = until
         self.end = until  #: when the round ends, in seconds; sooner once a majority has replied
+        # requests of this claim that another thread has sent, and whose replies it reads
+        self._elsewhere = [view for view in evidence.views if view.pending and view.lane not in fan.lanes]
 
     def said(self) -> Granted | RoundState | None:
         """Return the result of the round, or None while a missing reply can still decide it.
@@ -85,6 +88,9 @@ class Round:
         rounds, evidence = self._rounds, self._evidence
         with evidence.lock:
             now = rounds.now()
+            if self._elsewhere:
+                # checked under the same lock as the replies below, so that the wait after this misses no reply
+                self._elsewhere = [view for view in self._elsewhere if view.pending]
             over = now >= self.end
             if not over and evidence.pending() >= rounds.need:
                 return None  # the replies that can make a majority are missing
@@ -106,6 +112,11 @@ class Round:
         if now < self.end:
             return None
         return BUSY if answers >= rounds.need else SHORT
+
+    def left(self, now: float) -> float:
+        """Return for how many seconds the caller may wait for replies on its fan before it calls `said` again."""
+        left = max(0.0, self.end - now)
+        return min(left, BETWEEN) if self._elsewhere else left
 
     def _replied(self, now: float) -> None:
         """Shorten the round, because a majority has replied, and the other replies usually arrive soon after that."""
@@ -336,15 +347,9 @@ class Rounds:
     def _round(self, evidence: Evidence, fan: Fan, until: float) -> Granted | RoundState:
         """Read replies until the round is decided, or ``until`` has come."""
         asked = Round(self, evidence, fan, until)
-        elsewhere = [view for view in evidence.views if view.pending and view.lane not in fan.lanes]
-        while True:
-            # Check this before `said`. Another thread may read a reply between the two checks, which the wait below
-            # would miss.
-            elsewhere = [view for view in elsewhere if view.pending]
-            if (said := asked.said()) is not None:
-                return said
-            left = asked.end - self.now()
-            fan.look(min(left, BETWEEN) if elsewhere else left)
+        while (said := asked.said()) is None:
+            fan.look(asked.left(self.now()))
+        return said
 
     def timed(self, took: float) -> None:
         self.rtt = max(0.0002, min(took, 1.1 * self.rtt))

@@ -37,8 +37,9 @@ class Channel:
             return False
         self._evidence, self._waiting, self._join = evidence, None, join
         self._joins = Joins.YES if join and rounds.servers.listening() else Joins.NO
-        self._round = Round(rounds, evidence, fan, rounds.now() + limit(claim, 3600.0))
+        until = rounds.now() + limit(claim, 3600.0)
         rounds.begin(evidence, fan, join, self._joins)
+        self._round = Round(rounds, evidence, fan, until)
         return True
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
@@ -98,7 +99,7 @@ class Channel:
         late = self._fan.late_in(now)
         if self._evidence is None:
             return late
-        left = max(0.0, (self._round.end if self._round and self._waiting is None else self._end) - now)
+        left = self._round.left(now) if self._round and self._waiting is None else max(0.0, self._end - now)
         return left if late is None else min(left, late)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from multilock import BackendUnavailable, system
 from multilock.backend import Busy, Claim, Granted
 from multilock_redis.redlock.acquire_release import BETWEEN, Joins, Round
 from multilock_redis.redlock.connections import Fan
+from multilock_redis.redlock.event_loop import Channel
 from multilock_redis.redlock.votes import Evidence
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
@@ -128,6 +129,26 @@ def test_a_round_uses_replies_that_another_thread_reads(contend: Contend, monkey
     evidence.asking = False
     rounds.give(other)
     rounds.give(fan)
+
+
+def test_an_event_loop_looks_often_for_replies_that_another_thread_reads(contend: Contend) -> None:
+    us = contend()
+    us.teach()
+    rounds, claim = us.backend.rounds, us.claim()
+    evidence = rounds.enter(claim)
+    assert evidence is not None
+    other, channel = rounds.pool.take(), us.backend.channel(WITHIN)
+    assert isinstance(channel, Channel)
+    rounds.begin(evidence, other, False, Joins.NO)
+    assert channel.attempt(claim, False)
+    with pytest.raises(BlockingIOError):
+        channel.answer()
+    assert (channel.look_in() or WITHIN) <= BETWEEN
+    while evidence.pending():
+        other.look(WITHIN)
+    assert isinstance(channel.answer(), Granted)
+    channel.close()
+    rounds.give(other)
 
 
 def test_claims_with_a_minority_give_way_and_one_of_them_gets_the_name(contend: Contend, servers: RedisServers) -> None:

@@ -174,13 +174,24 @@ class Callback(Oracle):
 
 
 class Rest(Oracle):
-    """A name that is released early stays taken for ``hold_at_least``, by the server's clock."""
+    """A name that is released early stays taken for ``hold_at_least``, by the server's clock.
+
+    A release without a reply is not judged, because it may come to the server after the lease has ended.
+    """
+
+    def __init__(self, oracles: Oracles) -> None:
+        super().__init__(oracles)
+        self._unanswered: set[str] = set()  # claims whose release continued in the background
+
+    def released(self, held: Held, ours: bool, still: bool) -> None:
+        self._unanswered |= {each.claim.id for each in self.world.clients[held.process].kernel.cancels._open}
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         for other in others:
             held, until = other.held, other.part.rest_until
             left = until - held.process.now() - DRIFT_SHARE * held.operation.rest - DRIFT_FIXED if until else 0.0
-            if left > 0 and held.ours and held.process.alive and not other.fits(belief):
+            rests = held.ours and held.process.alive and other.part.claim.id not in self._unanswered
+            if left > 0 and rests and not other.fits(belief):
                 self.bad(f"{belief.who} got {belief.name} {left:.3f} s before the rest of {other.who} ends")
 
 
@@ -302,6 +313,7 @@ class HandOver(Oracle):
         super().__init__(oracles)
         sets = (each for each in self.world.plan.operations if each.kind == "set")
         self._of_sets = {name for each in sets for name in each.names}
+        self._joins_within = max((each.joins_within for each in self.world.servers), default=0.5)
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         if not self.world.plan.is_quiet:
@@ -313,7 +325,7 @@ class HandOver(Oracle):
         for other in self.world.waiting.values() if self.world.can.fair else ():
             queued = other.operation.fair or other.operation.kind in ("read", "write", "permit")
             queued = queued and other.operation.kind != "set"  # operations that join the queue of their name
-            ahead = other.since < mine.since - 0.5 and belief.name in other.operation.names
+            ahead = other.since < mine.since - self._joins_within and belief.name in other.operation.names
             exclusive = other.operation.kind in ("write", "lock") or belief.mode == "x"
             if queued and ahead and exclusive and other.operation.timeout != 0 and other is not mine:
                 self.bad(f"{belief.who} has {belief.name} before {other.worker}, which came earlier")

@@ -14,6 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import multilock_redis
+from multilock_redis import transactions
 from multilock_redis.acquire_release import Replicas
 from multilock_redis.keys import Keyspace
 from multilock_redis.sentinel import Sentinel, SentinelEndpoint
@@ -60,6 +61,7 @@ SETTLED = 0.5
 # faults during which a client can still notice a failover
 OF_FAILOVER = ("fail_over", "divide", "lag", "force", "evict")
 
+LEAVES = {transactions.RELEASE._sha, transactions.REST._sha}
 WRITES = ("SET", "DEL", "PEXPIRE", "HSET", "HDEL", "ZADD", "ZREM", "ZREMRANGEBYSCORE")
 _numbers = count()
 
@@ -74,6 +76,7 @@ def _refuse_to_write(*words: str) -> Reply:
 class Replicating(RedisServer):
     """A primary or a replica. A primary replies first, and then sends each change to its replicas."""
 
+    joins_within = 1.5  # because a client asks the Sentinels or nodes before each of its first connections
     leader: Replicating | None = None  #: the server that this replica follows, or None for a primary
     written = 0  # number of changes that this server has made, or has received from its leader
 
@@ -88,8 +91,9 @@ class Replicating(RedisServer):
         # for each client in WAIT, the numbers of replicas and of changes for which it waits
         self._waiting: dict[Client, tuple[int, int]] = {}
         self.copied: Replicating | None = None  #: the server whose data this replica has
-        #: Called before each script, with the claims that it names. The returned function is called after the script.
-        self.on_script: Callable[[list[str]], Callable[[], None]] = lambda claims: lambda: None
+        #: Called before each script, with its hash and the claims that it names. The returned function is called after
+        #: the script.
+        self.on_script: Callable[[str, list[str]], Callable[[], None]] = lambda sha, claims: lambda: None
         super().__init__(*about)
 
     def _begin(self, *, forgets: bool) -> None:
@@ -129,7 +133,7 @@ class Replicating(RedisServer):
         return LATER
 
     def _do_evalsha(self, sha: str, count: str, *words: str) -> Reply:
-        executed = self.on_script([claim_of(word) for word in words if "@" in word])
+        executed = self.on_script(sha, [claim_of(word) for word in words if "@" in word])
         try:
             return super()._do_evalsha(sha, count, *words)
         finally:
@@ -359,6 +363,9 @@ class Promoting(Group):
         self.primaries: list[Replicating] = []
         # when a process first sent a new primary a script for a name
         self._asked: dict[tuple[Process, Server, str], float] = {}
+        # Claims whose release or cancel is lost. If the new primary then executes an earlier request of such a claim,
+        # the claim stays there for its ttl.
+        self._left: set[str] = set()
         self.moved: dict[str, float] = {}  # name -> when its keys were last moved to another primary
         self._on_sent = world.network.on_sent
         world.network.on_sent = self.sent
@@ -431,12 +438,15 @@ class Promoting(Group):
                 self.sim.note(None, f"the new primary lacks a change of {name}")
                 oracles.excuse(name)
         for _, claim in set(new.claims()) - set(former.claims()):
-            oracles.doom(claim, former)  # the claim's release or cancel is lost
+            oracles.doom(claim, former)
+            self._left.add(claim)
             oracles.forced.pop(claim, None)
 
-    def _script(self, server: Replicating, claims: list[str]) -> Callable[[], None]:
+    def _script(self, server: Replicating, sha: str, claims: list[str]) -> Callable[[], None]:
         doomed = self.world.oracles.doomed
         if self._is_former(server):
+            if sha in LEAVES:
+                self._left.update(claims)
             before = set(server.claims())
 
             def executed() -> None:
@@ -447,7 +457,7 @@ class Promoting(Group):
 
         def present() -> None:
             if server in self.primaries and any(claim in doomed for claim in claims):
-                for claim in set(claims) & {claim for _, claim in server.claims()}:
+                for claim in set(claims) & {claim for _, claim in server.claims()} - self._left:
                     doomed.pop(claim, None)
 
         return present

@@ -193,6 +193,13 @@ class Store:
         """Return the columns that describe the lease of an exclusive holder from now on."""
         return {"ttl": ttl, "until": self.now + ttl * MS, "sure": self.now + ttl * MS}
 
+    def _longer(self, row: Name, ttl: int) -> Name:
+        """Extend the lease of an exclusive holder."""
+        columns = self._alone(ttl)
+        if row.sure is not None:
+            columns["sure"] = max(columns["sure"], min(row.sure, self.now + 15 * SECOND))
+        return self._set(row.key, **columns)
+
     def _next(self, row: Name) -> int:
         """Return the token of the next grant."""
         return max(row.token + 1, self.now, self.floor + 1)
@@ -286,7 +293,7 @@ class Store:
         if r is not None and r.id is not None:
             shared = self._of(self.holders, key)
             if r.id == me:
-                return self._set(key, **self._alone(ttl)).token, None, -1
+                return self._longer(r, ttl).token, None, -1
             if r.until is not None:
                 if now < r.until <= now + (r.ttl + 1000) * MS:
                     ends = r.until
@@ -469,7 +476,7 @@ class Store:
             for key, claim, ttl in zip(keys, ids, ttls, strict=True):
                 row = self.locks.get(key)
                 if row is not None and row.id == claim:
-                    self._set(key, **self._alone(ttl))
+                    self._longer(row, ttl)
                 elif claim in self.holders:
                     self._extend(self.holders[claim], ttl)
                 else:

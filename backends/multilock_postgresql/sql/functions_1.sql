@@ -12,6 +12,12 @@ BEGIN
   RETURN greatest(p_last + 1, @S@.us_1(), (SELECT m.floor + 1 FROM @S@.meta m));
 END $$;
 
+-- Return locks.sure of a lease that is extended by p_ttl. It may be a late renewal, and a crash may have lost a handover
+-- that the row covers. So the former value p_sure remains if it is later.
+CREATE OR REPLACE FUNCTION @S@.sure_1(p_sure timestamptz, p_ttl bigint) RETURNS timestamptz LANGUAGE sql VOLATILE AS
+$$ SELECT greatest(pg_catalog.clock_timestamp() + p_ttl * interval '1 ms',
+     CASE WHEN p_sure IS NOT NULL THEN least(p_sure, pg_catalog.clock_timestamp() + interval '15 s') END) $$;
+
 -- Notify the client of this claim, so that it asks again.
 CREATE OR REPLACE FUNCTION @S@.wake_1(p_id text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -190,7 +196,7 @@ BEGIN
 
   IF r.id = p_id THEN  -- a repeated request, or the first one after a handover
     UPDATE @S@.locks l SET until = clock_timestamp() + p_ttl * interval '1 ms', ttl = p_ttl,
-      sure = clock_timestamp() + p_ttl * interval '1 ms' WHERE l.key = p_key AND l.id = p_id RETURNING l.token INTO token;
+      sure = @S@.sure_1(l.sure, p_ttl) WHERE l.key = p_key AND l.id = p_id RETURNING l.token INTO token;
     IF FOUND THEN
       RETURN;
     END IF;
@@ -269,7 +275,7 @@ BEGIN
   free := r.id IS NULL;
   shared := NOT free AND r.until IS NULL;
   IF r.id = p_id THEN
-    UPDATE @S@.locks l SET until = now + p_ttl * interval '1 ms', ttl = p_ttl, sure = now + p_ttl * interval '1 ms'
+    UPDATE @S@.locks l SET until = now + p_ttl * interval '1 ms', ttl = p_ttl, sure = @S@.sure_1(l.sure, p_ttl)
       WHERE l.key = p_key RETURNING l.token INTO token;
     RETURN;
   ELSIF shared AND p_mode <> 'x' THEN
@@ -505,7 +511,7 @@ BEGIN
   PERFORM @S@.begin_1(CASE WHEN n > 1 THEN greatest(1, p_within / 2) ELSE p_within END);
   WITH asked AS (SELECT * FROM unnest(p_keys, p_ids, p_ttls) AS a(key, id, ttl)),
        done AS (UPDATE @S@.locks l SET until = clock_timestamp() + a.ttl * interval '1 ms', ttl = a.ttl,
-                  sure = clock_timestamp() + a.ttl * interval '1 ms'
+                  sure = @S@.sure_1(l.sure, a.ttl)
                 FROM asked a WHERE l.key = a.key AND l.id = a.id RETURNING l.id)
   SELECT array(SELECT a.id FROM asked a WHERE a.id NOT IN (SELECT id FROM done)) INTO lost;
   IF lost <> '{}' THEN  -- readers and permits

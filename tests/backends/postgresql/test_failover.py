@@ -133,6 +133,33 @@ def test_after_a_synchronous_failover_nobody_enters_while_a_lost_hand_over_is_be
     assert third.token(third.take(third.mutex())) > pushed.token
 
 
+def test_a_late_renewal_after_a_crash_admits_nobody_while_a_lost_hand_over_is_believed(
+    primary: Database, ask: Ask
+) -> None:
+    """A pooler may keep a renewal until the server is back."""
+    one, two, three = ask(primary.url), ask(primary.url), ask(primary.url)
+    # Just after the start of the server, every handover waits for the disk.
+    eventually(lambda: primary.sql("SELECT now() - pg_postmaster_start_time() > interval '4 s'") == [(True,)], LONG)
+    held = one.take(one.mutex(ttl=2.0))
+    second = two.wait(two.mutex(ttl=3.0))
+    third = three.wait(three.mutex())
+    assert one.release(held)
+    assert two.ear.wait(lambda: second.id in two.ear.pushed, LONG)
+    assert two.release(second)
+    assert three.ear.wait(lambda: third.id in three.ear.pushed, LONG)
+    pushed = three.ear.pushed[third.id]
+    primary.kill()
+    primary.start()
+    assert primary.sql("SELECT id FROM multilock.locks") == [(second.id,)]  # the second handover is lost
+    late = [(second, two.ear.pushed[second.id])]
+    assert sooner_or_later(lambda: two.opened.renew("", late, WITHIN)[0] is not None)
+    other = ask(primary.url)
+    assert pushed.valid_for is not None
+    while now() < pushed.sent_at + pushed.valid_for:
+        assert not other.holds(other.mutex())
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["crash", "restart"])
 def test_after_a_crash_a_commit_that_no_standby_confirmed_covers_no_hand_over(
     client: Queued, primary: Database, standby: Standby, ask: Ask, end: signal.Signals

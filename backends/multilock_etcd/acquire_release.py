@@ -207,8 +207,10 @@ class EtcdRecipe:
     def _attempted(self, waiter: Waiter, answer: Granted | Busy | None, deadline: float) -> None:
         if waiter.cancelled:
             self._watcher.stop(waiter.claim.id)
-            # If the claim got its separate lease only after the release, the lease must be revoked here.
-            self._end_own_session(waiter, self._now() + REVOKE_WITHIN)
+            # If the claim got its separate lease only after the release, the lease must be revoked here. The lease of a
+            # key is left to the release: after a revocation without a reply, no release would delete the key.
+            if waiter.session is not None and waiter.session.lease != waiter.lease:
+                self._end_own_session(waiter, self._now() + REVOKE_WITHIN)
         elif isinstance(answer, Granted):
             self._watcher.stop(waiter.claim.id)
         elif waiter.lease is None or (answer and not answer.spent and not waiter.revision):

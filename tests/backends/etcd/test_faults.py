@@ -737,6 +737,36 @@ def test_a_separate_lease_that_is_granted_after_the_cancel_is_revoked(
     backend.close()
 
 
+def test_a_cancel_without_a_reply_is_repeated_although_the_attempt_ended_meanwhile(
+    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server executes the attempt, but no reply arrives. The first cancel and each revocation have no reply."""
+    ear = Ear()
+    backend = open_backend(server.url, {})
+    backend.open(ear)
+    claim = ear.claim("job", renew=False)
+    really, silent = EtcdTransport.call, threading.Event()
+
+    def call(transport: EtcdTransport, method: Any, request: Any, within: float) -> Any:
+        if not silent.is_set() and method is calls.TXN:
+            really(transport, method, request, within)
+            silent.set()
+            with pytest.raises(BackendUnavailable):
+                backend.release(claim, None, True, 2.0)
+        if silent.is_set():
+            raise BackendUnavailable("the test lost it", unknown=True)
+        return really(transport, method, request, within)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EtcdTransport, "call", call)
+        with pytest.raises(BackendUnavailable):
+            backend.attempt(claim, True, 2.0)
+    assert len(keys(server)) == 1
+    assert backend.release(claim, None, True, 2.0).ours
+    assert keys(server) == []
+    backend.close()
+
+
 def test_an_attempt_that_was_given_up_hides_no_key_of_the_next_attempt(
     server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

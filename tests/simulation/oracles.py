@@ -356,17 +356,19 @@ class Progress(Oracle):
             for waiting in world.waiting.values():
                 if name not in waiting.operation.names or waiting.operation.kind == "set":
                     continue
-                bound, calm = self._bound(waiting.process)
+                bound, calm = self._bound(waiting.process, name)
                 begin = max(since, waiting.since, calm)
                 if now - begin > bound and waiting.process.ran_since(begin):
                     self.bad(f"{name} is idle for {now - since:.2f} s, and {waiting.worker} waits for it")
                     self._free_since[name] = now + 60.0
 
-    def _bound(self, process: Process) -> tuple[float, float]:
+    def _bound(self, process: Process, name: str) -> tuple[float, float]:
         """Return the seconds for which a name may be free, and the time from which they count."""
-        calm = self.oracles.calm_since(process)
-        if self.world.plan.profile == "cuts":
-            return 0.8 + self.world.servers[0].unwatched, calm
+        world, calm = self.world, self.oracles.calm_since(process)
+        if world.plan.profile == "cuts":
+            owner = world.servers[0].holder(world.key(name))
+            handed = [each.process for each in world.clients.values() if owner in each.kernel.monitor.waiting]
+            return 0.8 + world.servers[0].unwatched, max([calm, *map(self.oracles.calm_since, handed)])
         if self.world.plan.weather.p_stall or self.world.plan.weather.p_cut:
             return 20.0, calm
         return max((each.asks_again for each in self.world.servers), default=5.0), calm + 4.0

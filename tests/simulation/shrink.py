@@ -54,20 +54,26 @@ def shrink(plan: Plan, seconds: float) -> tuple[Plan, str, str]:
     until, found = time.process_time() + seconds, run(plan, halts=True)
     if not found.violations:
         raise SystemExit("this plan does not fail")
-    plan, oracle, text = until_the_end(plan, found), *found.violations[0]
+    oracle, text = found.violations[0]
+
+    def keep(found: Run) -> bool:
+        """Keep the plan of this run if it fails in the same way. Returns whether it does."""
+        nonlocal plan, text
+        fails = bool(found.violations) and found.violations[0][0] == oracle
+        if fails:
+            plan, text = found.plan, found.violations[0][1]
+            # Each planned fault takes a number of the schedule, so the run of a shorter plan may be another one.
+            if (shorter := until_the_end(plan, found)) != plan:
+                keep(run(shorter, halts=True))
+        return fails
 
     def attempt(smaller: Plan) -> bool:
         """Keep the plan ``smaller`` if its run fails in the same way, perhaps with another schedule."""
-        nonlocal plan, text
         if smaller == plan or time.process_time() > until:
             return False
-        for seed in (plan.seed, OTHER_SCHEDULE):
-            found = run(replace(smaller, seed=seed), halts=True)
-            if found.violations and found.violations[0][0] == oracle:
-                plan, text = until_the_end(found.plan, found), found.violations[0][1]
-                return True
-        return False
+        return any(keep(run(replace(smaller, seed=seed), halts=True)) for seed in (plan.seed, OTHER_SCHEDULE))
 
+    keep(found)
     attempt(replace(plan, weather=Weather(base=plan.weather.base)))
     for name in ("p_cut", "p_stall", "p_slow"):
         attempt(replace(plan, weather=replace(plan.weather, **{name: 0.0})))

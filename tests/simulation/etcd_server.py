@@ -291,7 +291,8 @@ class EtcdServer(Server):
         sessions, self._sessions = list(self._sessions), {}
         self.store.streams.clear()
         if forgets:
-            self.store = Store(self._now, self.store.lease)
+            lost, self.store = self.store, Store(self._now, self.store.lease)
+            self.store.given_at = lost.given_at  # a client may still hold a lock by a token of the lost data
             self.went_back = True  # the revisions begin again
         return [each.link for each in sessions]
 

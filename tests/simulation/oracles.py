@@ -176,7 +176,7 @@ class Callback(Oracle):
 class Rest(Oracle):
     """A name that is released early stays taken for ``hold_at_least``, by the server's clock.
 
-    A release without a reply is not judged, because it may come to the server after the lease has ended.
+    If a release got no reply, a grant after the end of the lease is not judged, because the release may be late.
     """
 
     def __init__(self, oracles: Oracles) -> None:
@@ -190,8 +190,8 @@ class Rest(Oracle):
         for other in others:
             held, until = other.held, other.part.rest_until
             left = until - held.process.now() - DRIFT_SHARE * held.operation.rest - DRIFT_FIXED if until else 0.0
-            rests = held.ours and held.process.alive and other.part.claim.id not in self._unanswered
-            if left > 0 and rests and not other.fits(belief):
+            ended = other.part.claim.id in self._unanswered and held.process.now() >= other.part.valid_until
+            if left > 0 and held.ours and held.process.alive and not ended and not other.fits(belief):
                 self.bad(f"{belief.who} got {belief.name} {left:.3f} s before the rest of {other.who} ends")
 
 

@@ -42,6 +42,11 @@ UNDONE = {
         "        return min(left, BETWEEN) if self._elsewhere else left\n",
         "        return left\n",
     ),
+    "release-after-a-late-attempt": Edit(
+        "backends/multilock_etcd/acquire_release.py",
+        "            if waiter.session is not None and waiter.session.lease != waiter.lease:\n",
+        "            if True:\n",
+    ),
     "two-attempts-of-one-claim": Edit(
         "backends/multilock_zookeeper/acquire_release.py",
         "        with one_attempt(waiter.attempting, within):\n",

@@ -34,10 +34,19 @@ class Loop(BaseSelectorEventLoop):
             while not ending.done() or self._ready:  # type: ignore[attr-defined]
                 self._run_once()  # type: ignore[attr-defined]
             ending.result()
+            self._cancel_all()
         finally:
             task.loop = None
             asyncio._set_running_loop(None)
             self.close()
+
+    def _cancel_all(self) -> None:
+        """Cancel the tasks that are left, and let them end, as `asyncio.run` does."""
+        left = asyncio.all_tasks(self)
+        for each in left:
+            each.cancel()
+        while not all(each.done() for each in left):
+            self._run_once()  # type: ignore[attr-defined]
 
     def _make_self_pipe(self) -> None:
         self._bell: PipeBell | None = PipeBell()

@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ class RealConnection:
 class ModelConnection:
     def __init__(self, server: ZooKeeperServer) -> None:
         self._server, self._arrived, self.process = server, list[bytes](), None
-        self.network: Any = None
+        self.network: Any = SimpleNamespace(sockets=(self,))
         self._end = server.accept(self)
 
     def deliver(self, data: bytes) -> None:

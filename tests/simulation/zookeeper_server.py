@@ -290,7 +290,8 @@ class ZooKeeperServer(Server):
         most = self.shortest if member.grants_less else MOST
         end.timeout = min(max(asked / 1000, 2 * self.tick), most)
         session, is_new = session or self._new_session(), not session
-        self.wanted[end.link.process] = session
+        if end.link in end.link.network.sockets:  # a late handshake of a closed connection makes an unwanted session
+            self.wanted[end.link.process] = session
         if not is_new:
             for other in [each for each in member.ends.values() if each.session == session]:
                 self._hang_up(other)

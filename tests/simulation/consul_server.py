@@ -84,6 +84,7 @@ class ConsulServer(Server):
 
     asks_again = SAFETY + 1.0
     ttl_min = 10.0  # seconds; the server's session_ttl_min
+    in_parts = True
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
         super().__init__(name, sim, clock, seed)

@@ -287,6 +287,8 @@ class Refusal(Oracle):
         if error is not None and kind not in ("BackendUnavailable", "ClientClosed"):
             self.bad(f"{worker}: {kind}: {error}")
         patient = (timeout is None or timeout > 1) and operation.ttl >= 3
+        if timeout and took > timeout * 0.99 and any(server.in_parts for server in self.world.servers):
+            patient = False  # the time was over between two requests of the last attempt
         if kind == "BackendUnavailable" and patient and self.oracles.quiet_for(took + 0.2):
             self.bad(f"{worker}: {error}, in a quiet time")
         if timeout is not None and took > timeout + 0.5 and self.oracles.quiet_for(took):
@@ -370,7 +372,8 @@ class Progress(Oracle):
             handed = [each.process for each in world.clients.values() if owner in each.kernel.monitor.waiting]
             return 0.8 + world.servers[0].unwatched, max([calm, *map(self.oracles.calm_since, handed)])
         if self.world.plan.weather.p_stall or self.world.plan.weather.p_cut:
-            return 20.0, calm
+            # A request without a reply takes longer with a longer ttl.
+            return max(20.0, 4 * max(each.ttl for each in self.world.plan.processes)), calm
         return max((each.asks_again for each in self.world.servers), default=5.0), calm + 4.0
 
 

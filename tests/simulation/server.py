@@ -54,6 +54,7 @@ class Server:
     keeps_tokens = True  # whether the last token of a name is kept if an operator deletes its key
     joins_within = 0.5  # seconds within which a waiter without faults is in the queue, even if it must connect first
     asks_again = 5.0  # seconds after which a waiter asks again if a push was lost
+    in_parts = False  # whether one attempt may need several requests
     unwatched = 0.0  # seconds after which a waiter asks again if its request for a push got no reply in time
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:

@@ -386,7 +386,8 @@ class Sessions:
                 self._forget_all(session, claim_id)
             session.open.clear()
             for claim_id in session.held | session.leaving:
-                self._holding.pop(claim_id, None)
+                if self._holding.get(claim_id) is session:  # a waiter may have locked its key again in a later session
+                    del self._holding[claim_id]
 
     def end_if_idle(self, session: Session) -> bool:
         """Stop using this session if no claim needs it. Returns whether the session is out of use."""

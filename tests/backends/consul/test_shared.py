@@ -822,6 +822,20 @@ def test_a_writer_whose_reply_was_lost_still_waits_for_the_readers(
     assert below.empty()
 
 
+def test_a_cancel_frees_a_key_that_was_locked_again_in_a_later_session(us: Ours, them: Ours, below: Below) -> None:
+    """A writer waits for a reader. Its session is not renewed in time, so it locks the key in a new session. The server
+    confirms the end of the first session only after that."""
+    reading, claim = us.take(us.reader()), them.wait(them.writer())
+    sessions = them.backend._sessions
+    first = sessions._holding[claim.id]
+    sessions.end(first, "it was not renewed in time")
+    eventually(lambda: not them.holds(claim, join=True) and sessions._holding[claim.id] is not first, SOON)
+    sessions.destroy(first, WITHIN)
+    them.release(claim, unsure=True)
+    assert us.release(reading)
+    assert below.empty()
+
+
 def test_a_key_of_another_waiter_of_this_client_is_left_alone(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below
 ) -> None:

@@ -135,12 +135,25 @@ class Guarded(Service):
             if int(facts["port"]) != former.port:
                 return True
             if "failover_in_progress" not in facts["flags"]:  # the failover has not begun, or was given up
-                with guard.client() as client:
-                    client.execute_command("SENTINEL", "FAILOVER", NAME)
+                self.ask_for_failover(guard)
             return False
 
         self._until(is_over)
         return self.await_other(former)
+
+    def ask_for_failover(self, guard: SentinelServer) -> None:
+        """Request a failover as an operator would, until this Sentinel accepts the request. A Sentinel refuses it while
+        it has no recent reply of a replica. Then nothing changes."""
+
+        def is_accepted() -> bool:
+            with guard.client() as client:
+                try:
+                    client.execute_command("SENTINEL", "FAILOVER", NAME)
+                except redis.ResponseError as refused:
+                    return "INPROG" in str(refused)  # an earlier request, whose reply was lost, was accepted
+            return True
+
+        self._until(is_accepted)
 
     def await_replicas(self, primary: RedisServer) -> None:
         """Wait until each replica has everything written so far."""

@@ -16,7 +16,7 @@ import multilock
 from multilock import MultilockError, now
 from tests.benchmarks.report import publish
 from tests.servers import RedisServer
-from tests.servers_sentinel import DOWN_AFTER, NAME, Guarded
+from tests.servers_sentinel import DOWN_AFTER, Guarded
 
 __all__ = ["failovers"]
 
@@ -52,8 +52,7 @@ def _summed_up(values: list[Any]) -> Any:
 
 
 def _ask(guarded: Guarded) -> None:
-    with guarded.guards[0].client() as guard:
-        guard.execute_command("SENTINEL", "FAILOVER", NAME)
+    guarded.ask_for_failover(guarded.guards[0])
 
 
 def _failover(guarded: Guarded, fault: Fault) -> dict[str, Any]:

@@ -257,8 +257,7 @@ def real_failover() -> tuple[list[list[Asked]], list[list[list[str]]]]:
 
         look()
         guarded.await_replicas(former)
-        with guarded.guards[0].client() as client:
-            client.execute_command("SENTINEL", "FAILOVER", NAME)
+        guarded.ask_for_failover(guarded.guards[0])
         eventually(look, within=WITHIN)
         for each in (*listening, *asking):
             each.close()

@@ -363,8 +363,7 @@ def test_a_new_primary_is_followed_from_its_promotion_on(guarded: Guarded, conne
     former = guarded.primary()
     guarded.await_replicas(former)
     with guarded.slow_to_demote(), guarded.slow_to_reconfigure():
-        with leading.client() as guard:
-            guard.execute_command("SENTINEL", "FAILOVER", NAME)
+        guarded.ask_for_failover(leading)
         eventually(lambda: guarded.promoted_by(leading) is not former, within=WITHIN)
         new = guarded.promoted_by(leading)
         eventually(lambda: led_to(us, new) and led_to(them, new), within=WITHIN)

@@ -187,7 +187,8 @@ class Both:
         # The server would end a watch that has not reported past events yet, but the model would not.
         wait_until(lambda: self.real.server.metric("etcd_debugging_mvcc_slow_watcher_total") == 0)
         with suppress(grpc.RpcError):  # the server refuses to compact a revision twice
-            self.real.execute(COMPACT, None, b"\x08" + varint(self.model.revision))
+            # "physical": the reply comes after the removal, so that a watch cannot still report what is being removed.
+            self.real.execute(COMPACT, None, b"\x08" + varint(self.model.revision) + b"\x10\x01")
         self.model.compact()
 
 

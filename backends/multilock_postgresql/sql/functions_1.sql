@@ -12,11 +12,20 @@ BEGIN
   RETURN greatest(p_last + 1, @S@.us_1(), (SELECT m.floor + 1 FROM @S@.meta m));
 END $$;
 
+-- far_1, latest_1 and sure_1 cost no call, because the planner inlines them: each is one expression without SET.
+-- Return whether a lease of p_ttl that ends at p_until ends so late that the clock must have been stepped back.
+CREATE OR REPLACE FUNCTION @S@.far_1(p_until timestamptz, p_ttl bigint, p_now timestamptz) RETURNS boolean LANGUAGE sql STABLE AS
+$$ SELECT p_until > p_now + (p_ttl + 1000) * interval '1 ms' $$;
+
+-- Return the greatest value that a handover or a renewal may write into locks.sure.
+CREATE OR REPLACE FUNCTION @S@.latest_1() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+$$ SELECT pg_catalog.clock_timestamp() + interval '15 s' $$;
+
 -- Return locks.sure of a lease that is extended by p_ttl. It may be a late renewal, and a crash may have lost a handover
 -- that the row covers. So the former value p_sure remains if it is later.
 CREATE OR REPLACE FUNCTION @S@.sure_1(p_sure timestamptz, p_ttl bigint) RETURNS timestamptz LANGUAGE sql VOLATILE AS
 $$ SELECT greatest(pg_catalog.clock_timestamp() + p_ttl * interval '1 ms',
-     CASE WHEN p_sure IS NOT NULL THEN least(p_sure, pg_catalog.clock_timestamp() + interval '15 s') END) $$;
+     CASE WHEN p_sure IS NOT NULL THEN least(p_sure, @S@.latest_1()) END) $$;
 
 -- Notify the client of this claim, so that it asks again.
 CREATE OR REPLACE FUNCTION @S@.wake_1(p_id text) RETURNS void LANGUAGE plpgsql AS $$
@@ -77,7 +86,7 @@ BEGIN
     END IF;
   END IF;
   UPDATE @S@.holders h SET until = clock_timestamp() + h.ttl * interval '1 ms' WHERE h.id IN (
-    SELECT o.id FROM @S@.holders o WHERE o.key = p_key AND o.until > clock_timestamp() + (o.ttl + 1000) * interval '1 ms'
+    SELECT o.id FROM @S@.holders o WHERE o.key = p_key AND @S@.far_1(o.until, o.ttl, clock_timestamp())
     FOR NO KEY UPDATE SKIP LOCKED);
   IF p_have <> '#' || p_want AND EXISTS (SELECT FROM @S@.holders h WHERE h.key = p_key AND h.until > clock_timestamp()) THEN
     RETURN false;
@@ -145,7 +154,7 @@ BEGIN
     IF w.mode = 'x' THEN
       -- A row that is not flushed is not on the disk, so it covers nothing that the row before it does not cover.
       UPDATE @S@.locks l SET id = w.id, who = w.who, until = ends, ttl = 6000, token = @S@.token_1(l.token),
-        sure = CASE WHEN NOT covered OR p_sure > clock_timestamp() + interval '15 s' THEN clock_timestamp() + interval '15 s' ELSE p_sure END,
+        sure = CASE WHEN NOT covered OR p_sure > @S@.latest_1() THEN @S@.latest_1() ELSE p_sure END,
         boot = @S@.boot_1()
         WHERE l.key = p_key RETURNING l.token INTO t;
       have := 'x';
@@ -200,7 +209,7 @@ BEGIN
     IF FOUND THEN
       RETURN;
     END IF;
-  ELSIF r.until > now AND r.until <= now + (r.ttl + 1000) * interval '1 ms' THEN  -- another claim holds it alone
+  ELSIF r.until > now AND NOT @S@.far_1(r.until, r.ttl, now) THEN  -- another claim holds it alone
     ends := r.until;
   ELSIF r.until IS NULL AND r.id IS NOT NULL THEN  -- shared
     IF r.id = '#' || p_mode THEN
@@ -211,12 +220,12 @@ BEGIN
       END IF;
       IF p_mode <> 'r' THEN
         SELECT min(s.until) INTO ends
-          FROM (SELECT h.until, h.until > now + (h.ttl + 1000) * interval '1 ms' AS far FROM @S@.holders h WHERE h.key = p_key) s
+          FROM (SELECT h.until, @S@.far_1(h.until, h.ttl, now) AS far FROM @S@.holders h WHERE h.key = p_key) s
           HAVING count(*) FILTER (WHERE s.until > now) >= substr(p_mode, 2)::bigint AND NOT bool_or(s.far);
       END IF;
     ELSE
       SELECT max(h.until) INTO ends FROM @S@.holders h WHERE h.key = p_key
-        HAVING NOT bool_or(h.until > now + (h.ttl + 1000) * interval '1 ms');
+        HAVING NOT bool_or(@S@.far_1(h.until, h.ttl, now));
       IF ends > now AND r.id LIKE '#p%' AND p_mode LIKE 'p%' THEN
         DELETE FROM @S@.queue q WHERE q.id = p_id;
         left_ms := -3;
@@ -344,7 +353,7 @@ BEGIN
       SELECT CASE WHEN r.id <> '#' || p_mode THEN max(h.until) WHEN p_mode <> 'r' THEN min(h.until) END
         INTO r.until FROM @S@.holders h WHERE h.key = p_key;
     END IF;
-  ELSIF NOT shut AND r.until > now + (r.ttl + 1000) * interval '1 ms' THEN  -- the clock was stepped back
+  ELSIF NOT shut AND @S@.far_1(r.until, r.ttl, now) THEN  -- the clock was stepped back
     -- After a crash a handover may be lost that this row covered, and its waiter believes for 6 s at most.
     UPDATE @S@.locks l SET until = now + r.ttl * interval '1 ms',
       sure = CASE WHEN l.sure > now + interval '6 s' THEN now + interval '6 s' ELSE l.sure END WHERE l.key = p_key RETURNING l.until INTO r.until;
@@ -502,25 +511,29 @@ END $$;
 
 -- Extend leases. Returns the ids that no longer hold their names. An id that another transaction keeps from being
 -- extended is returned with a '?' before it: one locked row must not cost the client its other leases.
+-- Without force_generic_plan the server would plan each renewal anew, which takes longer than the renewal. It expects ten
+-- elements in an unknown array, so a plan for one known element seems better to it.
 CREATE OR REPLACE FUNCTION @S@.renew_1(p_keys text[], p_ids text[], p_ttls bigint[], p_within integer)
-RETURNS text[] LANGUAGE plpgsql SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
+RETURNS text[] LANGUAGE plpgsql
+SET search_path = pg_catalog SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   n integer := cardinality(p_ids);
   lost text[];
+  ttls bigint[];
 BEGIN
   PERFORM @S@.begin_1(CASE WHEN n > 1 THEN greatest(1, p_within / 2) ELSE p_within END);
   WITH asked AS (SELECT * FROM unnest(p_keys, p_ids, p_ttls) AS a(key, id, ttl)),
        done AS (UPDATE @S@.locks l SET until = clock_timestamp() + a.ttl * interval '1 ms', ttl = a.ttl,
                   sure = @S@.sure_1(l.sure, a.ttl)
                 FROM asked a WHERE l.key = a.key AND l.id = a.id RETURNING l.id)
-  SELECT array(SELECT a.id FROM asked a WHERE a.id NOT IN (SELECT id FROM done)) INTO lost;
-  IF lost <> '{}' THEN  -- readers and permits
-    WITH asked AS (SELECT * FROM unnest(p_ids, p_ttls) AS a(id, ttl) WHERE a.id = ANY (lost)),
+  SELECT array_agg(a.id), array_agg(a.ttl) INTO lost, ttls FROM asked a WHERE a.id NOT IN (SELECT id FROM done);
+  IF lost IS NOT NULL THEN  -- readers and permits
+    WITH asked AS (SELECT * FROM unnest(lost, ttls) AS a(id, ttl)),
          done AS (UPDATE @S@.holders h SET until = clock_timestamp() + a.ttl * interval '1 ms', ttl = a.ttl
                   FROM asked a WHERE h.id = a.id RETURNING h.id)
     SELECT array(SELECT a.id FROM asked a WHERE a.id NOT IN (SELECT id FROM done)) INTO lost;
   END IF;
-  RETURN lost;
+  RETURN coalesce(lost, '{}');
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
   lost := '{}';
   IF n = 1 THEN
@@ -553,7 +566,7 @@ BEGIN
   SELECT count(*) INTO n FROM swept;
   -- If the clock was stepped back, a reader that has died would keep writers out for too long.
   UPDATE @S@.holders h SET until = clock_timestamp() + h.ttl * interval '1 ms' WHERE h.id IN (
-    SELECT o.id FROM @S@.holders o WHERE o.until > clock_timestamp() + (o.ttl + 1000) * interval '1 ms'
+    SELECT o.id FROM @S@.holders o WHERE @S@.far_1(o.until, o.ttl, clock_timestamp())
     LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED);
   -- Shared names whose leases are all over become free. A later sweep deletes their rows.
   FOR s IN SELECT l.key, l.id FROM @S@.locks l WHERE l.until IS NULL AND l.id IS NOT NULL

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from psycopg import pq
 
 import multilock
 from multilock import BackendRejected, BackendUnavailable, now
@@ -17,6 +18,7 @@ from multilock.backend import Busy, Claim, Granted
 from multilock.testing.conformance.base import SOON, eventually
 from multilock.timing import heartbeat
 from multilock_postgresql import transactions
+from multilock_postgresql.transactions import StepQueries
 from tests.backends.kit import NAME, TTL, WITHIN
 from tests.backends.postgresql.conftest import Ask, Database, Queued
 
@@ -222,6 +224,34 @@ def test_a_renewal_locks_its_rows_in_the_order_in_which_followers_do(one: Queued
         second.rollback()
         first.rollback()
         assert all(isinstance(each, Granted) for each in renewing.result(SOON))
+
+
+def test_the_server_makes_no_new_plan_for_each_request(one: Queued, server: Database) -> None:
+    """To plan a renewal takes longer than to execute it. A plan for one request contains the values of the request."""
+    steps, claim, lines = StepQueries("multilock"), b"f00d", list[str]()
+    one.take(one.permit())  # this makes the tables
+
+    def collect(told: psycopg.errors.Diagnostic) -> None:
+        if told.context:  # a statement of a function
+            lines.extend(line for line in (told.message_primary or "").splitlines() if "Parameters: " not in line)
+
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("LOAD 'auto_explain'")
+        for setting in ("log_min_duration = 0", "log_nested_statements = on", "log_verbose = on"):
+            connection.execute(f"SET auto_explain.{setting}")
+        connection.execute("SET client_min_messages = log")
+        connection.add_notice_handler(collect)
+
+        def call(sql: bytes, *values: bytes) -> None:
+            assert connection.pgconn.exec_params(sql, values).status == pq.ExecStatus.TUPLES_OK
+
+        for mode in (b"x", b"r", b"p3") * 8:  # PostgreSQL makes the first five plans for their values alone
+            lines.clear()
+            call(steps.attempt, b"key", claim, b"@", mode, b"20000", b"0", b"f", b"f", b"", b"4000")
+            call(steps.renew, b"{key}", b"{%b}" % claim, b"{20000}", b"4000")
+            call(steps.release, b"key", claim, b"f", b"4000")
+    assert any("holders" in line for line in lines)
+    assert not [line for line in lines if claim.decode() in line]
 
 
 def test_a_delete_without_triggers_ends_the_leases_of_readers(one: Queued, two: Queued, server: Database) -> None:

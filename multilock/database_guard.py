@@ -135,6 +135,8 @@ def guard(
         return
     if name is None or isinstance(token, bool) or not isinstance(token, int):
         raise TypeError("guard() takes a lease, or the name and the token (an int) of a lease")
+    if not 0 <= token < 2**63:  # drivers send greater numbers as another type
+        raise ValueError("the token of guard() is negative or beyond 2**63 - 1: give the token of the lease")
     backend = open_backend("postgresql", "postgresql://", {"prefix": prefix, "schema": schema, "ttl": 30.0})
     _lock_row(session, *cast("Guards", backend).guard(check_name(name)), token, name, idle_limit)
 

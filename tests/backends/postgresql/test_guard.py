@@ -79,6 +79,13 @@ def renew(client: Queued, claim: Any) -> None:
     assert isinstance(renewed, Granted)
 
 
+@pytest.mark.parametrize("token", [-1, 2**63, 2**70])
+def test_a_number_that_is_no_token_is_refused_before_a_request(session: psycopg.Connection, token: int) -> None:
+    with pytest.raises(ValueError, match="token"):
+        multilock.guard(session, name=NAME, token=token)
+    assert session.info.transaction_status == TransactionStatus.IDLE
+
+
 def test_nobody_gets_the_name_until_the_guarded_transaction_ends(
     one: Queued, two: Queued, server: Database, session: psycopg.Connection
 ) -> None:

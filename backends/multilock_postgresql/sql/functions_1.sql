@@ -288,6 +288,8 @@ BEGIN
       WHERE l.key = p_key RETURNING l.token INTO token;
     RETURN;
   ELSIF shared AND p_mode <> 'x' THEN
+    -- A release locks the row of the holder before the row of the name. To wait for it here would be a deadlock.
+    PERFORM FROM @S@.holders h WHERE h.id = p_id FOR NO KEY UPDATE NOWAIT;
     UPDATE @S@.holders h SET until = now + p_ttl * interval '1 ms', ttl = p_ttl WHERE h.id = p_id RETURNING h.token INTO token;
     IF FOUND THEN
       RETURN;

@@ -121,6 +121,25 @@ def test_a_request_of_the_former_holder_that_is_executed_late_changes_nothing(
     assert server.sql("SELECT * FROM multilock.locks") == before
 
 
+def test_a_reader_may_be_cancelled_while_its_request_is_under_way(one: Queued, two: Queued, server: Database) -> None:
+    """Both lock the row of the name, and the row of the reader."""
+    one.take(one.reader())
+    reader = two.reader()
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with psycopg.connect(server.url) as operator, ThreadPoolExecutor(2) as threads:
+        operator.execute("SELECT FROM multilock.locks FOR UPDATE")
+        late = threads.submit(two.attempt, reader)
+        eventually(lambda: len(server.sql(waiting)) == 1)
+        row = "INSERT INTO multilock.holders SELECT %s, key, '', token, 20000, clock_timestamp() + interval '20 s'"
+        server.sql(f"{row} FROM multilock.locks", reader.id)  # as if an earlier request had been executed
+        released = threads.submit(two.release, reader, unsure=True)
+        eventually(lambda: len(server.sql(waiting)) == 2)
+        operator.rollback()
+        assert isinstance(late.result(), Busy)
+        assert released.result()
+    assert server.sql("SELECT 1 FROM multilock.holders WHERE id = %s", reader.id) == []
+
+
 def test_a_waiter_finds_the_handover_whose_push_was_lost(one: Queued, far: Queued, proxy: FaultProxy) -> None:
     held = one.take(one.mutex())
     waiter = far.wait(far.mutex())

@@ -76,26 +76,20 @@ class Recipe:
         until = self._now() + within
         had = self._has(claim)
         try:
-            return self._attempt(claim, join, until)
-        except BackendUnavailable as silence:
+            answer = self._try(claim, join, until)
+            if isinstance(answer, Busy) and not join:
+                self._leave_nothing(claim, until)
+            return answer
+        except (BackendUnavailable, BackendRejected) as error:
             # Even if this request was not executed, an earlier request of the same attempt may have locked a key or
-            # made a session.
-            silence.unknown = silence.unknown or (self._has(claim) and not had)
+            # made a session. The kernel then releases the claim. This attempt must not do that: if its caller has given
+            # it up, a later attempt of the claim may hold the lock.
+            error.unknown = error.unknown or (self._has(claim) and not had)
             raise
 
     def _has(self, claim: Claim) -> bool:
         """Return whether a key or a session at the servers may belong to this claim."""
         return self._sessions.holds(claim) or self._sessions.own(claim) is not None
-
-    def _attempt(self, claim: Claim, join: bool, until: float) -> Granted | Busy:
-        try:
-            answer = self._try(claim, join, until)
-        except BackendRejected:
-            self._leave_nothing(claim, until)
-            raise
-        if isinstance(answer, Busy) and not join:
-            self._leave_nothing(claim, until)
-        return answer
 
     def _try(self, claim: Claim, join: bool, until: float) -> Granted | Busy:
         """Step 1: attempt in the present session, or in a new one if there is none."""
@@ -126,6 +120,7 @@ class Recipe:
         return bool(state.read or state.living or (state.lock and state.lock.session))
 
     def _leave_nothing(self, claim: Claim, until: float) -> None:
+        """Give up what a refused try has taken. A claim tries only once, so no later attempt needs what is given up."""
         if self._sessions.holds(claim):  # the claim has locked the key, but waits for readers
             self._give_back(claim, until)
         if own := self._sessions.own(claim):

@@ -183,6 +183,8 @@ class Sessions:
         with self._lock:
             if claim.id in session.cancelled:
                 return False
+            if (before := self._holding.get(claim.id)) and before is not session:
+                before.held.discard(claim.id)  # the end of that session is no loss of this lock
             # Write this entry first: if an interrupt comes between the two lines, `cancel` still finds the lock.
             self._holding[claim.id] = session
             session.held.add(claim.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import threading
 import uuid
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -834,6 +835,54 @@ def test_a_cancel_frees_a_key_that_was_locked_again_in_a_later_session(us: Ours,
     them.release(claim, unsure=True)
     assert us.release(reading)
     assert below.empty()
+
+
+def test_a_late_refusal_of_an_earlier_attempt_releases_no_lock(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has given up the first attempt, which is refused because it has read a number of permits that is no
+    longer true. A later attempt of the same claim has been granted."""
+    other, claim = us.take(us.permit(2)), them.permit(3)
+    has_read, refuses = threading.Event(), threading.Event()
+
+    def late(*about: Any) -> State:
+        state = look(*about)
+        has_read.set()
+        refuses.wait(SOON)
+        return state
+
+    with monkeypatch.context() as patched:
+        look = Permits.look
+        patched.setattr(Permits, "look", late)
+        first = background(lambda: them.attempt(claim, join=True))
+        assert has_read.wait(SOON)
+    assert us.release(other)
+    assert them.holds(claim, join=True)
+    refuses.set()
+    with pytest.raises(BackendRejected, match="permits"):
+        first.result(SOON)
+    assert them.renewed(claim) == [True]
+
+
+def test_the_end_of_an_earlier_session_is_no_loss_of_a_lock_in_a_later_one(
+    us: Ours, them: Ours, below: Below, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has given up the attempt that finds the end of the first session, and reports that end late."""
+    reading, claim = us.take(us.reader()), them.wait(them.writer(renew=False))
+    sessions = them.backend._sessions
+    first = sessions._holding[claim.id]
+    ends = sessions._tell_ended
+
+    def granted_meanwhile(session_id: str) -> None:
+        monkeypatch.setattr(sessions, "_tell_ended", ends)
+        eventually(lambda: them.holds(claim, join=True), DELAY + SOON)
+        ends(session_id)
+
+    monkeypatch.setattr(sessions, "_tell_ended", granted_meanwhile)
+    assert us.release(reading)
+    sessions.destroy(first, WITHIN)
+    assert sessions._holding[claim.id] is not first
+    assert them.ear.losses == []
 
 
 def test_a_key_of_another_waiter_of_this_client_is_left_alone(

@@ -143,15 +143,12 @@ class Recipe:
         wanted = self.replicas.of_grants
         requests = [request, self.replicas.wait(wanted, within)]
         try:
-            try:
-                (answer, sent_at), (reached, _) = self._transactions.run_all({script}, requests, exchange, within)
-            except Redirected:
-                raise  # the slot and the grant have moved to another node
-            except BackendRejected:
-                self.release(claim, True, within)
-                raise
-        except (BackendUnavailable, Redirected) as silence:
+            (answer, sent_at), (reached, _) = self._transactions.run_all({script}, requests, exchange, within)
+        except (BackendUnavailable, Redirected) as silence:  # after a redirect, the grant has moved with its slot
             raise BackendUnavailable(str(silence), unknown=True, backend="redis") from silence
+        except BackendRejected as refusal:
+            refusal.unknown = True
+            raise
         granted = self.attempted(claim, answer, sent_at)
         if isinstance(granted, Granted) and (too_few := self.replicas.too_few(wanted, reached)):
             raise too_few

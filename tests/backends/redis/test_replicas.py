@@ -173,12 +173,33 @@ def test_a_renewal_waits_for_replicas_if_configured(
 
 @pytest.mark.oracle
 def test_a_client_that_may_not_use_wait_is_refused_and_leaves_nothing(
-    server: RedisServer, bare: Bare, connect: Connect, replica: RedisServer
+    server: RedisServer, bare: Bare, replica: RedisServer
 ) -> None:
-    ours = connect(without(bare, server, "wait"), replicas=1)
-    with pytest.raises(BackendRejected, match="NOPERM"):
-        ours.take()
+    with (
+        multilock.connect(without(bare, server, "wait"), replicas=1) as client,
+        pytest.raises(BackendRejected, match="NOPERM"),
+    ):
+        client.lock("a").acquire()
     assert left_of_it(bare) == []
+
+
+def test_a_late_refusal_of_an_earlier_attempt_releases_no_lock(
+    us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has given up the first attempt. A later attempt of the same claim has been granted."""
+    claim = us.claim()
+
+    def granted_meanwhile(requests: list[bytes], within: float) -> list[Answer]:
+        monkeypatch.undo()
+        us.take(claim)
+        return [(refusal("NOPERM this user may not run 'wait'", "redis://h"), 0.0) for _ in requests]
+
+    us.release(us.take()[0])
+    monkeypatch.setattr(us.backend._node.connections, "exchange", granted_meanwhile)
+    with pytest.raises(BackendRejected, match="NOPERM") as caught:
+        us.attempt(claim)
+    assert caught.value.unknown is True, "the claim may hold the lock, so the kernel cancels it"
+    assert holder_of(bare) == claim.owner
 
 
 # ---- on a cluster, and with Sentinels

@@ -558,7 +558,7 @@ class Oracles:
             # ``sent_at`` may be the time of a later renewal of the session, but the token shows when the lock was
             # granted.
             sent_at = min(sent_at, servers[0].granted_at(belief.token))
-        return sent_at <= max(self._forgot.get(belief.name, 0.0), self._forgot.get(None, 0.0))
+        return sent_at <= max(self._forgot.get(name, -math.inf) for name in (belief.name, None))
 
     def forgot_since(self, when: float) -> bool:
         """Return whether a server may have forgotten all names since the time ``when``."""

@@ -44,11 +44,12 @@ class StepQueries:
             "WHERE NOT EXISTS (SELECT FROM {0}.locks l WHERE l.key = a.key AND l.id = a.id) "
             "AND NOT EXISTS (SELECT FROM {0}.holders h WHERE h.id = a.id)"
         )
-        # Whether another session has locked a whole table or index of ours, or waits for such a lock.
+        # Whether another session has locked a whole table or index of ours, or waits for such a lock. A session that
+        # waits for a row is in this view as well, with the locktype "tuple".
         self.shut = self._sql(
             "SELECT 1 FROM pg_catalog.pg_locks t JOIN pg_catalog.pg_class c ON c.oid = t.relation "
             "JOIN pg_catalog.pg_database d ON d.oid = t.database AND d.datname = pg_catalog.current_database() "
-            "WHERE c.relnamespace = pg_catalog.to_regnamespace('{}')::oid "
+            "WHERE t.locktype = 'relation' AND c.relnamespace = pg_catalog.to_regnamespace('{}')::oid "
             "AND t.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"
         )
         self.follow = self._sql(

@@ -319,6 +319,7 @@ class Store:
         if mode == "x" and row.id is None:  # take the name first, then check
             row = self._set(key, id=me, who=who, **self._alone(ttl), boot=self._boot(), token=max(row.token + 1, now))
             if row.token > self.floor and me not in self.gone and (barge or not self.waiters(key)):
+                self.queue.pop(me, None)
                 if r is not None:
                     self._changed(r)
                 return row.token, None, -1
@@ -368,8 +369,7 @@ class Store:
 
     def _take(self, r: Name, heir: str | None, me: str, who: str, mode: str, ttl: int) -> int:
         key, now = r.key, self.now
-        if heir == me:
-            del self.queue[me]
+        self.queue.pop(me, None)
         token = self._next(self.locks[key])
         if mode == "x":
             self._set(key, id=me, who=who, **self._alone(ttl), boot=self._boot(), token=token)

@@ -263,6 +263,9 @@ BEGIN
              EXISTS (SELECT FROM @S@.queue q WHERE q.key = p_key)
         INTO floor_, dead, queued FROM @S@.meta m WHERE m.one;
       IF token > floor_ AND NOT dead AND (p_barge OR NOT queued) THEN
+        IF queued THEN  -- this claim may have joined the queue before this request was executed
+          DELETE FROM @S@.queue q WHERE q.id = p_id;
+        END IF;
         IF r.followed > now THEN
           PERFORM pg_notify('multilock_changes', p_key);
         END IF;
@@ -317,7 +320,7 @@ BEGIN
       SELECT * INTO heir, have, flush FROM @S@.pass_1(p_key, p_id, have, NULL);
     END IF;
     IF (heir IS NULL OR heir = p_id) AND (have IS NULL OR @S@.room_1(p_key, have, p_mode)) THEN
-      IF heir = p_id THEN
+      IF heir = p_id OR p_barge THEN  -- otherwise its own release would hand the name to this claim again
         DELETE FROM @S@.queue q WHERE q.id = p_id;
       END IF;
       IF p_mode = 'x' THEN

@@ -136,6 +136,22 @@ def test_a_row_that_another_transaction_has_locked_is_busy(
     two.take(two.mutex())
 
 
+def test_a_row_for_which_another_request_waits_as_well_is_busy(
+    one: Queued, two: Queued, server: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_postgresql.transport.WAIT_SHARE", 0.01)
+    one.release(one.take(one.mutex()))
+    lock = "SELECT FROM multilock.locks FOR UPDATE"
+    with psycopg.connect(server.url) as operator, ThreadPoolExecutor(1) as pool:
+        operator.execute(lock)
+        waits = pool.submit(server.sql, lock)
+        eventually(lambda: operator.execute("SELECT FROM pg_locks WHERE locktype = 'tuple'").fetchall() != [], SOON)
+        assert two.attempt(two.mutex()) == Busy(heartbeat(TTL))
+        operator.rollback()
+        waits.result(SOON)
+    two.take(two.mutex())
+
+
 @pytest.mark.parametrize("lock", ["LOCK TABLE multilock.locks", "REINDEX INDEX multilock.locks_pkey"])
 def test_a_locked_table_is_silence_and_not_a_taken_name(one: Queued, server: Database, lock: str) -> None:
     one.release(one.take(one.mutex()))
@@ -397,6 +413,20 @@ def test_a_name_that_rests_is_free_by_the_servers_clock_only(one: Queued, two: Q
     assert info.resting_until is not None
     assert two.opened.force_release(NAME, WITHIN)
     two.take(two.mutex())
+
+
+@pytest.mark.parametrize("end", ["id = NULL, until = NULL", "until = clock_timestamp()"], ids=["free", "over"])
+@pytest.mark.parametrize("by", ["release", "force"])
+def test_a_waiter_whose_earlier_try_gets_the_name_leaves_the_queue(
+    one: Queued, two: Queued, server: Database, end: str, by: str
+) -> None:
+    """Otherwise its own end would hand the name to this claim again."""
+    one.take(one.mutex())
+    claim = two.wait(two.mutex())
+    server.sql(f"UPDATE multilock.locks SET {end}")
+    two.take(claim)  # a single try, which was sent before the claim joined the queue
+    assert two.release(claim) if by == "release" else one.opened.force_release(NAME, WITHIN)
+    one.take(one.mutex())
 
 
 @pytest.mark.parametrize("kind", ["mutex", "reader", "permit"])

@@ -340,10 +340,10 @@ class Connection(Socket):
             self.arrived_at = self.sim.time
             self.channel.arrived(self, data)
 
-    def _fails(self, error: Exception) -> None:
+    def _fails(self) -> None:
         if not self._closed and self._error is None:
-            super()._fails(error)
-            self.channel.broken(self, f"recvmsg:{error}")
+            super()._fails()
+            self.channel.broken(self, f"recvmsg:{self._error}")
 
     def ping(self) -> None:
         self._to_server = max(self._to_server + 1e-9, self.sim.time + self.network.delay(self.process, self.server))

@@ -45,7 +45,11 @@ def pause(world: World, fault: Fault, process: Process) -> None:
 
 
 def kill(world: World, fault: Fault, process: Process) -> None:
-    world.sim.kill(process, host_too=fault.choice % 3 == 0)
+    """Kill a process (SIGKILL). If its host fails as well, servers notice the end of its connections much later."""
+    host_too = fault.choice % 3 == 0
+    for sock in world.network.of(process):
+        sock.dies(host_too)
+    world.sim.kill(process, "its host dies" if host_too else "SIGKILL")
 
 
 def close(world: World, fault: Fault, process: Process) -> None:

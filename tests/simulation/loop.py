@@ -34,33 +34,25 @@ class Loop(BaseSelectorEventLoop):
             while not ending.done() or self._ready:  # type: ignore[attr-defined]
                 self._run_once()  # type: ignore[attr-defined]
             ending.result()
-            self._cancel_all()
+            left = asyncio.all_tasks(self)  # `asyncio.run` also cancels these tasks, and lets them end
+            for each in left:
+                each.cancel()
+            while not all(each.done() for each in left):
+                self._run_once()  # type: ignore[attr-defined]
         finally:
             task.loop = None
-            asyncio._set_running_loop(None)
             self.close()
 
-    def _cancel_all(self) -> None:
-        """Cancel the tasks that are left, and let them end, as `asyncio.run` does."""
-        left = asyncio.all_tasks(self)
-        for each in left:
-            each.cancel()
-        while not all(each.done() for each in left):
-            self._run_once()  # type: ignore[attr-defined]
-
     def _make_self_pipe(self) -> None:
-        self._bell: PipeBell | None = PipeBell()
+        self._bell = PipeBell()
         self._add_reader(self._bell, self._bell.clear)  # type: ignore[attr-defined]
 
     def _close_self_pipe(self) -> None:
-        if self._bell:
-            self._remove_reader(self._bell)  # type: ignore[attr-defined]
-            self._bell.close()
-            self._bell = None
+        self._remove_reader(self._bell)  # type: ignore[attr-defined]
+        self._bell.close()
 
     def _write_to_self(self) -> None:
-        if self._bell:
-            self._bell.ring()
+        self._bell.ring()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Record an error that asyncio would log, unless the process was killed or the run is over."""

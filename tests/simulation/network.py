@@ -36,11 +36,6 @@ class Network:
         self.on_arrived: Callable[[Socket, bytes], None] = lambda sock, data: None
         self.on_read: Callable[[Socket, bytes], None] = lambda sock, data: None
 
-    def dies(self, process: Process, host_too: bool) -> None:
-        """End all connections of a process that was killed."""
-        for sock in self.of(process):
-            sock.dies(host_too)
-
     def part(self, process: Process, server: Server, seconds: float) -> None:
         """Hold all packets between the process and the server back until ``seconds`` have passed."""
         self._parted[process, server] = self.sim.time + seconds
@@ -217,19 +212,17 @@ class Socket(File):
             self.deliver = lambda data: None  # type: ignore[method-assign]
             return
         self.loses = self.network.random.random() < 0.5
-        self._fails(ConnectionResetError(104, "Connection reset by peer"))
+        self._fails()
         self.sim.after(self.network.delay(self.process, self.server, may_stall=False), self._server_notices)
 
     def reset(self) -> None:
         """Break the connection because the server has ended."""
-        self.loses = True
-        self.end = None
-        delay = self.network.delay(self.process, self.server, may_stall=False)
-        self.sim.after(delay, self._fails, ConnectionResetError(104, "Connection reset by peer"))
+        self.loses, self.end = True, None
+        self.sim.after(self.network.delay(self.process, self.server, may_stall=False), self._fails)
 
-    def _fails(self, error: Exception) -> None:
+    def _fails(self) -> None:
         if not self._closed and self._error is None:
-            self._error = error
+            self._error = ConnectionResetError(104, "Connection reset by peer")
             self.network.sockets.pop(self, None)
             self.has_changed()
 

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 from math import log
 from typing import Any
 
@@ -76,11 +77,8 @@ class Simulation:
     """One run. All times are seconds of virtual time."""
 
     def __init__(self, seed: object, *, jitter: float, p_switch: float, p_long: float, trace: bool) -> None:
-        """``jitter`` is the mean delay of each wake-up. ``p_switch`` is the probability that another task may run when
-        a task takes a lock.
-
-        ``p_long`` is the probability of a much later wake-up.
-        """
+        """``jitter`` is the mean delay of each wake-up, and ``p_long`` is the probability of a much later wake-up.
+        ``p_switch`` is the probability that another task may run when a task takes a lock."""
         global _present
         _present = self
         self.random = random.Random(f"schedule {seed}")
@@ -95,11 +93,10 @@ class Simulation:
         self.processes: list[Process] = []
         self.errors: list[str] = []  # exceptions that ended tasks
         self.trace: list[str] | None = [] if trace else None
-        self.on_death: Callable[[Process, bool], None] = lambda process, host_too: None
         self._heap: list[tuple[float, float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._numbers = 0
-        self._idents = 0
-        self._real: dict[int, tuple[Task, int]] = {}  # the tasks that wait for real descriptors
+        self._numbers = count(1)
+        self._idents = count(1)
+        self.real: dict[int, tuple[Task, int]] = {}  # the tasks that wait for real descriptors
         self._hub = getcurrent()
 
     def process(self) -> Process:
@@ -109,8 +106,7 @@ class Simulation:
 
     def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
         """Call ``call(*args)`` at the time ``when``, outside of all tasks."""
-        self._numbers += 1
-        heappush(self._heap, (when, self._chance(), self._numbers, call, args))
+        heappush(self._heap, (when, self._chance(), next(self._numbers), call, args))
 
     def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
         """Call ``call(*args)`` after ``seconds``, outside of all tasks."""
@@ -126,8 +122,7 @@ class Simulation:
     # Tasks
 
     def spawn(self, process: Process, run: Callable[[], object], name: str) -> Task:
-        self._idents += 1
-        task = Task(process, name, self._idents)
+        task = Task(process, name, next(self._idents))
         process.tasks[task] = None
 
         def body(_: Any = None) -> None:
@@ -174,15 +169,6 @@ class Simulation:
         if task.turn == turn and task.armed:
             self.at(self.time + self._lag(), self._resume, task, turn, value)
 
-    def wait_for_real(self, descriptor: int) -> None:
-        """Suspend the running task until a real descriptor is readable. Only tasks of this run write to it."""
-        task = self.running()
-        self._real[descriptor] = task, task.turn + 1
-        try:
-            self.block(math.inf, "FIFO")
-        finally:
-            self._real.pop(descriptor, None)
-
     def may_switch(self) -> None:
         """Let other tasks run, with the probability ``p_switch``."""
         if self.p_switch and self.current is not None and self._chance() < self.p_switch:
@@ -202,18 +188,15 @@ class Simulation:
             return
         task.armed = False
         self._run(task, task.greenlet.switch, value)
-        if self._real:
-            for descriptor in select.select(self._real, [], [], 0)[0]:
-                self.wake(*self._real.pop(descriptor))
+        if self.real:
+            for descriptor in select.select(self.real, [], [], 0)[0]:
+                self.wake(*self.real.pop(descriptor))
 
     def _run(self, task: Task, switch: Callable[[Any], object], value: Any) -> None:
         before, self.current = self.current, task
-        if task.loop is None:
-            switch(value)
-        else:
-            asyncio._set_running_loop(task.loop)
-            switch(value)
-            asyncio._set_running_loop(None)
+        asyncio._set_running_loop(task.loop)
+        switch(value)
+        asyncio._set_running_loop(None)
         self.current = before
 
     # Time
@@ -262,13 +245,11 @@ class Simulation:
             for task, turn, value in deferred:
                 self.at(self.time + self._lag(), self._resume, task, turn, value)
 
-    def kill(self, process: Process, *, host_too: bool = False) -> None:
-        """Kill a process (SIGKILL). With ``host_too`` its host fails as well, so servers notice the end of its
-        connections much later."""
+    def kill(self, process: Process, how: str) -> None:
+        """End a process and all its tasks at once."""
         if process.alive:
-            self.note(process, "its host dies" if host_too else "SIGKILL")
+            self.note(process, how)
             process.alive = False
-            self.on_death(process, host_too)
             self._unwind(process)
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import select
@@ -15,6 +14,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
 from contextlib import suppress
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 from queue import Empty
 from typing import Any, Self
@@ -85,14 +86,11 @@ class Lock:
         self._locked = False
         self._waiters = Waiters()
 
-    def _is_free(self) -> bool:
-        return not self._locked
-
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         simulation().may_switch()
         if self._locked:
             limit = (None if timeout < 0 else timeout) if blocking else 0
-            if limit == 0 or not self._waiters.wait(self._is_free, limit, "lock"):
+            if limit == 0 or not self._waiters.wait(lambda: not self._locked, limit, "lock"):
                 return False
         self._locked = True
         return True
@@ -375,10 +373,13 @@ class Poll:
         return ready
 
     def _wait_for_real(self, descriptor: int) -> list[tuple[int, int]]:
+        sim = simulation()
         try:
             if not select.select([descriptor], [], [], 0)[0]:
-                simulation().wait_for_real(descriptor)
+                sim.real[descriptor] = waiter()
+                sim.block(what="FIFO")
         except Over:
+            sim.real.pop(descriptor, None)
             os.close(descriptor)
             raise
         return [(descriptor, select.POLLIN)]
@@ -419,9 +420,7 @@ class InOrder(MutableSet[Any]):
             self.add(item)
 
     def intersection_update(self, items: Iterable[Any]) -> None:
-        kept = list(items)
-        for item in [each for each in self if each not in kept]:
-            self.discard(item)
+        self.__iand__(InOrder(items))
 
 
 class WeakInOrder(InOrder):
@@ -434,10 +433,6 @@ def sleep(seconds: float) -> None:
     simulation().block(seconds, "sleep")
 
 
-def current_thread() -> Any:
-    return simulation().running()
-
-
 STAND_INS: dict[str, Any] = {
     "Condition": Condition,
     "DefaultSelector": Selector,
@@ -448,7 +443,7 @@ STAND_INS: dict[str, Any] = {
     "SimpleQueue": SimpleQueue,
     "Thread": Thread,
     "choice": lambda options: simulation().random.choice(options),
-    "current_thread": current_thread,
+    "current_thread": lambda: simulation().running(),
     "get_ident": get_ident,
     "host": lambda: "host",
     "local": Local,
@@ -474,15 +469,12 @@ def install() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
     if any(name.split(".")[0].startswith("multilock") for name in sys.modules):
         raise RuntimeError("multilock was imported before the simulation")
-    found = (Path(folder) / "multilock" / "system.py" for folder in sys.path)
-    file = next(path for path in found if path.exists())
-    spec = importlib.util.spec_from_file_location("multilock.system", file)
+    spec = PathFinder.find_spec("multilock.system", [str(Path(folder, "multilock")) for folder in sys.path])
     assert spec is not None
     assert spec.loader is not None
-    system = importlib.util.module_from_spec(spec)
+    system = module_from_spec(spec)
     spec.loader.exec_module(system)
-    missing = STAND_INS.keys() - vars(system).keys()
-    if missing:
+    if missing := STAND_INS.keys() - vars(system).keys():
         raise RuntimeError(f"multilock.system has no {', '.join(missing)}")
     vars(system).update(STAND_INS)
     vars(weakref)["WeakSet"] = WeakInOrder

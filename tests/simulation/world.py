@@ -73,7 +73,6 @@ class World:
         self.plan = plan
         self.sim = Simulation(plan.seed, jitter=plan.jitter, p_switch=plan.p_switch, p_long=plan.p_long, trace=trace)
         self.network = Network(self.sim, plan.seed, plan.weather)
-        self.sim.on_death = self.network.dies
         self.network.on_sent = self._sent
         self.network.on_connect = partial(self.event, "connects")
         self.network.on_arrived = self._arrived

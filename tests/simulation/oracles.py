@@ -228,7 +228,7 @@ class Token(Oracle):
             return
         last, when = self.last.get((belief.name, "x" if belief.mode == "r" else ""), (0, 0.0))
         goes_back = any(server.step < 0 or server.went_back for server in self.world.servers)
-        excused = belief.excused or (goes_back and self.oracles.forgot_since(when))
+        excused = belief.excused or (goes_back and self.oracles.forgot.get(None, 0.0) >= when)
         if belief.mode in ("x", "r") and belief.token <= last and not excused:
             self.bad(f"{belief.who} got {belief.name} after the token {last}")
         for mode in ("", belief.mode) if belief.part.claim.id not in self.oracles.doomed else ():
@@ -257,9 +257,8 @@ class Taken(Oracle):
         excused = any(belief.excused or self.world.forcing[belief.name] for belief in held.beliefs)
         forgets = self.world.plan.profile in ("forget", "force")
         excused = excused or held.how == "released" or (forgets and self.world.group.keeper("a") is None)
-        excused = excused or any(
-            server.lost >= held.since for server in self.world.servers
-        )  # a crashed server may have lost the handover to this worker
+        # A crashed server may have lost the handover to this worker.
+        excused = excused or any(server.lost >= held.since for server in self.world.servers)
         if loss.reason.value == "taken" and not excused:
             self.bad(f"{held.worker} was told that {held.operation.names} was taken: {loss.message}")
 
@@ -478,14 +477,9 @@ class Oracles:
         self.grants = 0
         self._halts = halts
         self._beliefs: dict[str, list[Belief]] = {}
-        self._forgot: dict[str | None, float] = {}
+        self.forgot: dict[str | None, float] = {}  # name, or None for all -> when a server may have forgotten it
         self._disturbed: dict[tuple[Process | None, str], float] = {}  # when the last fault of each kind ends
-        oracles = [oracle(self) for oracle in Oracle.__subclasses__()]
-        self._hooks = {
-            name: [getattr(each, name) for each in oracles if name in vars(type(each))]
-            for name, hook in vars(Oracle).items()
-            if callable(hook)
-        }
+        self._all = [oracle(self) for oracle in Oracle.__subclasses__()]
 
     def bad(self, oracle: str, text: str) -> None:
         sim = self.world.sim
@@ -528,16 +522,16 @@ class Oracles:
         self.tell("released", held, ours, still)
 
     def tell(self, what: str, *about: Any) -> None:
-        """Call the hook ``what`` of all oracles that have it."""
-        for hook in self._hooks[what]:
-            hook(*about)
+        """Call the hook ``what`` of all oracles."""
+        for each in self._all:
+            getattr(each, what)(*about)
 
     # Excuses
 
     def excuse(self, name: str | None) -> None:
         """Stop judging the present holders of this name, or of all names, because the server forgets them now or an
         operator ends them."""
-        self._forgot[name] = self.world.sim.time
+        self.forgot[name] = self.world.sim.time
         for each, beliefs in self._beliefs.items():
             if name in (None, each):
                 for belief in beliefs:
@@ -558,11 +552,7 @@ class Oracles:
             # ``sent_at`` may be the time of a later renewal of the session, but the token shows when the lock was
             # granted.
             sent_at = min(sent_at, servers[0].granted_at(belief.token))
-        return sent_at <= max(self._forgot.get(name, -math.inf) for name in (belief.name, None))
-
-    def forgot_since(self, when: float) -> bool:
-        """Return whether a server may have forgotten all names since the time ``when``."""
-        return self._forgot.get(None, 0.0) >= when
+        return sent_at <= max(self.forgot.get(name, -math.inf) for name in (belief.name, None))
 
     def disturb(self, process: Process | None, seconds: float, kind: str) -> None:
         """Record a fault that disturbs one process, or all, for ``seconds``."""

@@ -206,7 +206,8 @@ def make_plan(seed: int, backend: str, face: str, profile: str | None = None) ->
         p_long=chance.choice([0.0, 0.002]),
     )
     names = ["a"] if chance.random() < 0.6 else ["a", "b"]
-    families = {name: _family(chance, has) for name in names}
+    kinds = ["lock", "lock", "lock", "lead", *(["shared", "permit"] if has.shares else [])]
+    families = {name: chance.choice(kinds) for name in names}
     permits = chance.choice([2, 3])
     for _ in range(chance.choice([2, 3, 4])):
         workers = []
@@ -219,11 +220,6 @@ def make_plan(seed: int, backend: str, face: str, profile: str | None = None) ->
     if has.replicas:
         plan.replicas = chance.choice([0, 0, 1, has.replicas, -has.replicas])
     return plan
-
-
-def _family(chance: random.Random, has: Simulated) -> str:
-    one = ["lock", "lock", "lock", "lead"]
-    return chance.choice([*one, "shared", "permit"] if has.shares else one)
 
 
 def _weather(chance: random.Random, profile: str, ttl: float) -> Weather:
@@ -276,17 +272,13 @@ def _operations(
     return operations
 
 
-def _is_possible(kind: str, has: Simulated) -> bool:
-    return kind not in has.lacks.split() and (has.servers > 0 or kind in OF_LOCAL)
-
-
 def _faults(chance: random.Random, plan: Plan, has: Simulated, ttl: float) -> list[Fault]:
     tables = [table[plan.profile] for table in (PROFILES, has.profiles) if plan.profile in table]
     if not tables:
         raise ValueError(f"{plan.backend} has no profile {plan.profile!r}")
-    anytime, reactive = (
-        [kind for kind in " ".join(words).split() if _is_possible(kind, has)] for words in zip(*tables, strict=True)
-    )
+    both = [" ".join(words).split() for words in zip(*tables, strict=True)]
+    lacks = has.lacks.split()
+    anytime, reactive = ([x for x in kinds if x not in lacks and (has.servers or x in OF_LOCAL)] for kinds in both)
     faults = []
     if anytime:
         for _ in range(chance.choice([1, 3, 8])):
@@ -296,9 +288,7 @@ def _faults(chance: random.Random, plan: Plan, has: Simulated, ttl: float) -> li
             faults.append(Fault(kind, at, process, min(seconds, 30.0), chance.randrange(1 << 30)))
     if reactive:
         for _ in range(chance.choice([0, 5, 20, 40])):
-            after = chance.choice(
-                EVENTS_OF_LOCAL if not has.servers else [*EVENTS, "long", "long", "sent", "rare", "rare"]
-            )
+            after = chance.choice([*EVENTS, "long", "long", "sent", "rare", "rare"] if has.servers else EVENTS_OF_LOCAL)
             at = chance.expovariate(1.0) * chance.choice([base := plan.weather.base, base, base, 0.02, ttl / 4])
             # Delays of about a fifth of the ttl (the limit of a request) or about a ttl are drawn more often.
             low, high = chance.choice([(0.1, 2.5), (0.5, 1.1), (0.16, 0.21)])

@@ -186,9 +186,6 @@ class SimpleQueue:
         self._items: deque[Any] = deque()
         self._waiters = Waiters()
 
-    def __class_getitem__(cls, item: object) -> type[SimpleQueue]:
-        return cls
-
     def put(self, item: Any) -> None:
         self._items.append(item)
         self._waiters.wake()
@@ -303,15 +300,11 @@ class Selector(File):
         if self in (watching := self._files.pop(what).selectors):  # a closed file has no selectors
             watching.remove(self)
 
-    def modify(self, what: Any, events: int, data: Any = None) -> None:
-        self.unregister(what)
-        self.register(what, events, data)
+    def get_key(self, what: Any) -> selectors.SelectorKey:
+        return self._keys[what]
 
     def get_map(self) -> dict[Any, selectors.SelectorKey]:
         return self._keys
-
-    def get_key(self, what: Any) -> selectors.SelectorKey:
-        return self._keys[what]
 
     def is_readable(self) -> bool:
         return any(file.is_readable() and file.number >= 0 for file in self._files.values())

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import multilock
 from multilock.config import settings_for
@@ -33,9 +33,6 @@ LOOK_EVERY = 0.25  # seconds between two calls of `Oracle.passing`
 CLOSES_WITHIN = 40.0  # seconds
 LATE = 35.0  # seconds after which no request can still be under way
 FORGOTTEN = 70.0  # seconds after which all remaining keys have expired
-
-
-S = TypeVar("S", bound=Server)
 
 
 @dataclass(slots=True)
@@ -78,13 +75,12 @@ class World:
         self.network.on_arrived = self._arrived
         self.network.on_read = self._read
         self.simulated = each = backends.simulated(plan.backend)
-        self.servers = [self.new_server(each.server, f"server{number}") for number in range(each.servers)]
+        self.servers: list[Server] = [self.new_server(each.server, f"server{number}") for number in range(each.servers)]
         self.group = each.server.group(self)
         self.oracles = Oracles(self, halts)
         self.waiting: dict[str, Waiting] = {}
         self.clients: dict[Process, ClientOf] = {}
-        kinds = [(name, "lock" if each.kind == "set" else each.kind) for each in plan.operations for name in each.names]
-        self.kinds = dict(kinds)
+        self.kinds = {name: each.kind.replace("set", "lock") for each in plan.operations for name in each.names}
         self.permits = next((each.permits for each in plan.operations), 2)
         self.forcing: Counter[str] = Counter()  # name -> calls of force_release that may be under way
         self.begun: Counter[str] = Counter()  # worker -> the number of its operations
@@ -98,9 +94,9 @@ class World:
         for fault in plan.faults:
             self._after.setdefault((fault.after, fault.nth), []).append(fault)
 
-    def new_server(self, kind: type[S], name: str) -> S:
+    def new_server(self, kind: type[Server], name: str) -> Any:
         """Return a simulated server that reports to this world."""
-        server = kind(name, self.sim, lambda: int((EPOCH + self.sim.time) * 1e6), self.plan.seed)
+        server: Any = kind(name, self.sim, lambda: int((EPOCH + self.sim.time) * 1e6), self.plan.seed)
         server.on_step = partial(self._step, server)
         server.on_expiry = self._expired
         return server
@@ -196,9 +192,8 @@ class World:
         server, key = self.group.keeper(name), self.key(name)
         if server is None or not server.up or server.paused:
             return False
-        if server.is_free(key) or self.plan.profile != "cuts":
-            return server.is_free(key)
-        return any(server.holder(key) in each.kernel.monitor.waiting for each in self.clients.values())
+        handed = any(server.holder(key) in each.kernel.monitor.waiting for each in self.clients.values())
+        return server.is_free(key) or (handed and self.plan.profile == "cuts")
 
     # Processes
 
@@ -226,16 +221,16 @@ class World:
         mine = self.clients[process] = ClientOf(process, client, client._kernel)
         if self.plan.face == "asyncio":
             mine.loop = Loop(self.sim)
-            mine.loop.run(self._async_main(mine, plan))
-            return
-        for number, operations in enumerate(plan.workers):
-            self.begin(process, operations, f"w{number}")
+            mine.loop.run(self._begin_all(mine, plan))
+        else:
+            _drive(partial(self._begin_all, mine, plan))
 
-    async def _async_main(self, mine: ClientOf, plan: ProcessPlan) -> None:
-        mine.closed = asyncio.Event()
+    async def _begin_all(self, mine: ClientOf, plan: ProcessPlan) -> None:
         for number, operations in enumerate(plan.workers):
             self.begin(mine.process, operations, f"w{number}")
-        await mine.closed.wait()
+        if mine.loop:
+            mine.closed = asyncio.Event()
+            await mine.closed.wait()
 
     def begin(self, process: Process, operations: list[Operation], name: str) -> None:
         """Start a worker that executes these operations one after the other."""
@@ -272,12 +267,10 @@ class World:
                 if calm:  # one operation after the end of the faults is enough
                     break
         except Exception as error:
-            if self.sim.over or not mine.process.alive:
-                raise
-            self.oracles.bad("Left", f"{worker} ended: {type(error).__name__}: {error}")
+            if mine.process.alive and not self.sim.over:
+                self.oracles.bad("Left", f"{worker} ended: {type(error).__name__}: {error}")
         finally:
-            if not self.sim.over:
-                mine.left -= 1
+            mine.left -= 1
 
     async def _do(self, mine: ClientOf, worker: str, operation: Operation) -> None:
         self.begun[worker] += 1
@@ -298,14 +291,11 @@ class World:
         sim.note(process, f"{worker} acquires {operation}")
         self.waiting[worker] = Waiting(worker, process, operation, began)
         self.event("asked", process)
-        error: Exception | None = None
-        lease = None
+        error = lease = None
         try:
             lease = await self._acquire(mine.client, operation, on_lost)
-        except multilock.LockTimeout:
-            pass
         except multilock.MultilockError as raised:
-            error = raised
+            error = None if isinstance(raised, multilock.LockTimeout) else raised
         except asyncio.CancelledError:
             sim.note(process, f"{worker} was cancelled")
             self.waiting.pop(worker, None)
@@ -428,19 +418,10 @@ class World:
             self.start()
             self.sim.run(START + self.plan.seconds)
             if not self.sim.halted:
-                self._calm()
                 self._end()
         finally:
             self.sim.finish()
             self.group.end()
-
-    def _calm(self) -> None:
-        self.sim.note(None, "the faults are over")
-        self.is_calm = True
-        for process in self.sim.processes:
-            self.sim.resume(process)
-        self.group.calm()
-        self.network.calm()
 
     def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
         """Let virtual time pass until ``done()`` is true, for at most ``seconds``."""
@@ -450,8 +431,13 @@ class World:
 
     def _end(self) -> None:
         sim = self.sim
+        sim.note(None, "the faults are over")
+        self.is_calm = True
+        for process in sim.processes:
+            sim.resume(process)
+        self.group.calm()
+        self.network.calm()
         alive = [each for each in self.clients.values() if each.process.alive]
-
         self._wait(self.plan.patience, lambda: all(each.left == 0 for each in alive))
         for each in alive:
             self.close(each.process)

@@ -133,7 +133,7 @@ class PostgresqlBackend:
             if endpoint:
                 endpoint.forget()
         self._connections = ConnectionPool(self._endpoint, notices.now, self._most)
-        self._renewals = ConnectionPool(self._endpoint, notices.now, RENEWALS_AT_ONCE)
+        self._renewals = ConnectionPool(self._endpoint, notices.now, RENEWALS_AT_ONCE, lender=self._connections)
         self._transactions = Transactions(self._connections, self._renewals, self._steps)
         self._recipe = Recipe(self._keys, self._transactions, self._endpoint.name)
         self._inspection = Inspection(self._keys, self._transactions)

@@ -472,9 +472,13 @@ class ConnectionPool:
     """At most ``most`` connections of one client. The most recently used one is taken first. Any thread may use this
     object."""
 
-    def __init__(self, endpoint: PgEndpoint, now: Callable[[], float], most: int) -> None:
+    def __init__(
+        self, endpoint: PgEndpoint, now: Callable[[], float], most: int, lender: ConnectionPool | None = None
+    ) -> None:
+        """If no new connection can be made, a request uses an idle connection of ``lender``."""
         self.endpoint = endpoint
         self.now = now
+        self._lender = lender
         self._idle: deque[PgWire] = deque()  # used without a lock, since its methods are atomic
         self._permits: system.SimpleQueue[None] = system.SimpleQueue()
         for _ in range(most):
@@ -500,13 +504,14 @@ class ConnectionPool:
         deadline = self.now() + within
         permit: list[None] = []
         wire: PgWire | None = None
+        home = self
         try:
             try:
                 system.take(self._permits.get, within, permit)
             except system.Empty:
                 busy = f"{self.endpoint.name}: all connections are in use (see connections=)"
                 raise BackendUnavailable(busy, unknown=False, backend="postgresql") from None
-            wire = self._take(deadline - self.now())
+            home, wire = self._take(deadline)
             left = deadline - self.now()
             if left <= 0:
                 late = f"{self.endpoint.name}: no time was left to ask it"
@@ -517,10 +522,23 @@ class ConnectionPool:
             if permit:
                 self._permits.put(None)
             if wire is not None:
-                self._give(wire)
-            self._tend_idle()
+                home._give(wire)
+            home._tend_idle()
 
-    def _take(self, within: float) -> PgWire:
+    def _take(self, deadline: float) -> tuple[ConnectionPool, PgWire]:
+        """Return a connection, and the pool that gets it back."""
+        wire = self._take_idle()
+        if wire is not None:
+            return self, wire
+        try:
+            return self, self.endpoint.connect(deadline - self.now(), self.now)
+        except MultilockError:  # perhaps the server or the role allows no further connection
+            wire = self._lender._take_idle() if self._lender and self.now() < deadline else None
+            if self._lender and wire:
+                return self._lender, wire
+            raise
+
+    def _take_idle(self) -> PgWire | None:
         while self._idle:
             try:
                 wire = self._idle.pop()
@@ -529,7 +547,7 @@ class ConnectionPool:
             if wire.alive and not wire.stale():
                 return wire
             wire.close()
-        return self.endpoint.connect(within, self.now)
+        return None
 
     def _give(self, wire: PgWire) -> None:
         if wire.at_rest():

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 import multilock
-from multilock import BackendRejected, BackendUnavailable, now
+from multilock import BackendRejected, BackendUnavailable, MultilockError, now
 from multilock.backend import Claim, Granted
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
@@ -86,6 +86,21 @@ def test_an_open_migration_that_makes_the_tables_again_delays_no_request(server:
         assert client.release(holder)
         assert client.ear.wait(lambda: waiter.id in client.ear.pushed)
         migration.rollback()
+
+
+@pytest.mark.parametrize("limit", ["CONNECTION LIMIT 1", "NOLOGIN"])
+def test_a_lease_is_renewed_if_its_role_may_make_no_further_connection(server: Database, ask: Ask, limit: str) -> None:
+    role = limit.split()[0].lower()
+    url = as_role(server, role)
+    client = ask(url, schema=role)
+    held = client.take(client.mutex())
+    server.sql(f"ALTER ROLE {role} {limit}")
+    for _ in range(2):
+        [renewed] = client.opened.renew(client.grant(held).group, [(held, client.grant(held))], WITHIN)
+        assert isinstance(renewed, Granted)
+    with pytest.raises(MultilockError, match=r"too many connections|not permitted to log in"):
+        ask(url, schema=role).attempt(held)
+    assert client.release(held)
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

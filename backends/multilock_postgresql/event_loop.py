@@ -39,8 +39,8 @@ class Channel:
         self._attempting: Claim | None = None  # the claim of an attempt under way
         self._understand: Callable[[list[Row]], Granted | Busy | Returned | None] = _returned
         self._asking = False
+        self._within = 0.0  # how long the request under way may take
         self.fileno = wire.fileno
-        self.close = wire.close
 
     def attempt(self, claim: Claim, join: bool) -> bool:
         # A free lock needs no listener. But a waiter needs one for the notification of a handover, so without a
@@ -82,6 +82,12 @@ class Channel:
         """Return the seconds after which to call `idle`, or None while a request is under way."""
         return None if self._asking else max(0.0, self._wire.used + AT_REST - self._now())
 
+    def close(self) -> None:
+        # A caller that gives up much earlier, as by a cancel, proves no silence.
+        if self._asking and self._now() >= self._wire.used + self._within / 2:
+            self._wire.note_silence()
+        self._wire.close()
+
     def _ask_why(self, claim: Claim, silence: LockWait) -> bool:
         """Ask why the attempt of this claim had to wait, as `Recipe.attempt` does. Returns False if that fails."""
 
@@ -101,9 +107,9 @@ class Channel:
         arguments: list[bytes | None],
         understand: Callable[[list[Row]], Granted | Busy | Returned | None],
     ) -> bool:
-        within = self._request_timeout or min(claim.ttl / REQUESTS, REQUEST_TIMEOUT_MAX)
+        self._within = self._request_timeout or min(claim.ttl / REQUESTS, REQUEST_TIMEOUT_MAX)
         self._understand = understand
-        self._asking = self._wire.begin(sql, [*arguments, patience(within)])
+        self._asking = self._wire.begin(sql, [*arguments, patience(self._within)])
         return self._asking
 
 

@@ -11,6 +11,7 @@ reply.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import socket
 import struct
@@ -113,7 +114,7 @@ class PgWire:
         would send the remaining bytes later.
         """
         try:
-            if self.alive and not self.stale():
+            if self.alive and not self.stale() and self.used >= self._endpoint.silent_since:
                 self._send(sql, arguments)
                 if not self._pq.flush():
                     return True
@@ -282,6 +283,11 @@ class PgWire:
         answers. No request may then be sent."""
         return bool(self._poll.poll(0))
 
+    def note_silence(self) -> None:
+        """Record that the request has no reply. Another server may have taken over, so the event loop must not use
+        connections that were idle since before this request: each would cost one more request its time."""
+        self._endpoint.silent_since = max(self._endpoint.silent_since, self.used)
+
     def interrupt(self) -> None:
         """Make every wait for a reply fail. Any thread may call this."""
         with suppress(OSError):
@@ -343,6 +349,8 @@ class PgEndpoint:
         #: Whether each request must set the isolation level in a transaction, because this role's default is another
         #: level.
         self.begins_with_level = False
+        #: When the newest request of an event loop that got no reply was sent.
+        self.silent_since = -math.inf
         self._dialling = Dialling[PgWire]("multilock-postgresql-connect", DIALLING_AT_ONCE)
         self._connect_start = pq.PGconn.connect_start  # a simulation replaces this function
 
@@ -516,7 +524,14 @@ class ConnectionPool:
             if left <= 0:
                 late = f"{self.endpoint.name}: no time was left to ask it"
                 raise BackendUnavailable(late, unknown=False, backend="postgresql")
-            return ask(wire, left)
+            try:
+                return ask(wire, left)
+            except BackendUnavailable as silence:
+                # The server may have gone silent, and another one may have taken over. A connection that was idle since
+                # before this request would cost the next request its time, too.
+                if silence.unknown:
+                    self._trim(wire.used)
+                raise
         finally:
             # No Python function is called before the put, so no interrupt can lose the permit.
             if permit:

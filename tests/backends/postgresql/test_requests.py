@@ -254,6 +254,34 @@ def test_a_renewal_without_a_reply_delays_no_other_renewal(far: Queued, proxy: F
         assert isinstance(held.result()[0], Granted)
 
 
+@pytest.mark.parametrize("kind", ["attempt", "renewal"])
+def test_after_a_request_without_reply_no_other_idle_connection_is_tried(
+    far: Queued, proxy: FaultProxy, server: Database, kind: str
+) -> None:
+    """After a failover, every idle connection may lead to the server that has gone silent."""
+
+    def ask(claim: Claim, within: float) -> object:
+        granted = far.grant(claim)
+        if kind == "attempt":
+            return far.opened.attempt(claim, False, within)
+        return far.opened.renew(granted.group, [(claim, granted)], within)
+
+    claims = [far.take(far.mutex(name=name)) for name in ("one", "two")]
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with psycopg.connect(server.url) as session, ThreadPoolExecutor(2) as threads:
+        session.execute("SELECT FROM multilock.locks FOR UPDATE")
+        asked = [threads.submit(ask, claim, WITHIN) for claim in claims]
+        eventually(lambda: server.sql(waiting) == [(2,)])
+        session.rollback()
+        for each in asked:
+            each.result(WITHIN)
+    proxy.half_open()
+    with pytest.raises(BackendUnavailable) as caught:
+        ask(claims[0], 0.5)
+    assert caught.value.unknown
+    ask(claims[0], WITHIN)
+
+
 def connected(server: Database) -> int:
     [(count,)] = server.sql("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'multilock'")
     return int(count)
@@ -342,6 +370,27 @@ def test_a_channel_reports_lost_replies_as_unknown_and_is_closed(far: Queued, tw
         assert not channel.idle()
         channel.close()
     two.take(two.mutex())
+
+
+def test_after_a_channel_had_no_reply_no_other_idle_channel_sends(
+    one: Queued, proxy: FaultProxy, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = one.take(one.mutex())
+    opened: Any = ask(proxy.url, request_timeout=10.0).opened
+    cancelled, silent, idle = (opened.channel(WITHIN) for _ in range(3))
+    proxy.half_open()
+    assert cancelled.attempt(claim, False)
+    cancelled.close()
+    assert silent.attempt(claim, False)
+    late = now() + 10.0
+    monkeypatch.setattr(silent, "_now", lambda: late)
+    silent.close()
+    assert not idle.attempt(claim, False)
+    idle.close()
+    new = opened.channel(WITHIN)
+    assert new.attempt(claim, False)
+    assert isinstance(answer(new), Granted)
+    new.close()
 
 
 def answer(channel: Any) -> object:

@@ -111,6 +111,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET j
 DECLARE
   w @S@.queue%ROWTYPE;
   skipped integer := 0;
+  client bigint;
   given integer := 0;
   fits boolean;
   ends timestamptz;
@@ -126,9 +127,14 @@ BEGIN
       DELETE FROM @S@.queue q WHERE q.id = w.id
         AND (q.until <= clock_timestamp() OR q.until > clock_timestamp() + interval '7 s');
       CONTINUE WHEN FOUND;
-      IF w.listens AND skipped < 16 AND pg_try_advisory_xact_lock(('x' || left(w.id, 16))::bit(64)::bigint) THEN
-        skipped := skipped + 1;  -- its process has ended, or reconnects, so the waiter keeps its place
-        CONTINUE;
+      IF w.listens AND skipped < 16 THEN
+        -- The lock is given back in the same expression. A transaction that kept it would look like the process of this
+        -- waiter to another release, and would delay a listener that connects again.
+        client := ('x' || left(w.id, 16))::bit(64)::bigint;
+        IF pg_try_advisory_lock(client) AND pg_advisory_unlock(client) THEN
+          skipped := skipped + 1;  -- its process has ended, or reconnects, so the waiter keeps its place
+          CONTINUE;
+        END IF;
       END IF;
     END IF;
     fits := have IS NULL OR @S@.room_1(p_key, have, w.mode);

@@ -279,18 +279,34 @@ def test_a_delete_without_triggers_ends_the_leases_of_readers(one: Queued, two: 
     assert one.opened.renew(one.grant(reader).group, [(reader, one.grant(reader))], WITHIN) == [None]
 
 
+def join_dead(server: Database, *names: str) -> None:
+    """Let waiters of one ended process join these queues: nobody holds the advisory lock of their client."""
+    for number, name in enumerate(names):
+        server.sql(
+            "INSERT INTO multilock.queue (key, id, who, mode, until, listens) "
+            "VALUES (%s, %s, '@', 'x', clock_timestamp() + interval '6 s', true)",
+            f"multilock/{name}",
+            f"{0x1234:016x}.{number:032x}",
+        )
+
+
 def test_a_waiter_whose_process_ended_is_passed_over(one: Queued, two: Queued, server: Database) -> None:
     held = one.take(one.mutex())
-    dead = f"{0x1234:016x}.{7:032x}"  # the id of a client whose advisory lock nobody holds
-    server.sql(
-        "INSERT INTO multilock.queue (key, id, who, mode, until, listens) "
-        "VALUES (%s, %s, '@', 'x', clock_timestamp() + interval '6 s', true)",
-        KEY,
-        dead,
-    )
+    join_dead(server, NAME)
     waiter = two.wait(two.mutex())
     one.release(held)
     assert two.ear.wait(lambda: waiter.id in two.ear.pushed)
+
+
+def test_an_ended_process_is_passed_over_by_two_releases_at_once(one: Queued, two: Queued, server: Database) -> None:
+    first, second = one.take(one.mutex(name="first")), two.take(two.mutex(name="second"))
+    join_dead(server, "first", "second")
+    with psycopg.connect(server.url) as slow:  # for example, its commit waits for a standby
+        slow.execute("SELECT multilock.release_1('multilock/first', %s, false, 1000)", (first.id,))
+        two.release(second)
+        one.take(one.mutex(name="second"))
+        slow.commit()
+    two.take(two.mutex(name="first"))
 
 
 def test_a_sweep_keeps_the_order_of_tokens(one: Queued, server: Database) -> None:

@@ -530,7 +530,7 @@ class ConnectionPool:
                 # The server may have gone silent, and another one may have taken over. A connection that was idle since
                 # before this request would cost the next request its time, too.
                 if silence.unknown:
-                    self._trim(wire.used)
+                    home._trim(wire.used)
                 raise
         finally:
             # No Python function is called before the put, so no interrupt can lose the permit.

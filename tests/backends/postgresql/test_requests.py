@@ -254,13 +254,13 @@ def test_a_renewal_without_a_reply_delays_no_other_renewal(far: Queued, proxy: F
         assert isinstance(held.result()[0], Granted)
 
 
-@pytest.mark.parametrize("kind", ["attempt", "renewal"])
+@pytest.mark.parametrize("kind", ["attempt", "renewal", "borrower"])
 def test_after_a_request_without_reply_no_other_idle_connection_is_tried(
     far: Queued, proxy: FaultProxy, server: Database, kind: str
 ) -> None:
     """After a failover, every idle connection may lead to the server that has gone silent."""
 
-    def ask(claim: Claim, within: float) -> object:
+    def ask(kind: str, claim: Claim, within: float) -> object:
         granted = far.grant(claim)
         if kind == "attempt":
             return far.opened.attempt(claim, False, within)
@@ -270,16 +270,24 @@ def test_after_a_request_without_reply_no_other_idle_connection_is_tried(
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     with psycopg.connect(server.url) as session, ThreadPoolExecutor(2) as threads:
         session.execute("SELECT FROM multilock.locks FOR UPDATE")
-        asked = [threads.submit(ask, claim, WITHIN) for claim in claims]
+        users = "renewal" if kind == "renewal" else "attempt"
+        asked = [threads.submit(ask, users, claim, WITHIN) for claim in claims]
         eventually(lambda: server.sql(waiting) == [(2,)])
         session.rollback()
         for each in asked:
             each.result(WITHIN)
     proxy.half_open()
+    if kind == "borrower":  # a renewal for which no connection can be made uses an idle one for attempts
+        proxy.refuse()
     with pytest.raises(BackendUnavailable) as caught:
-        ask(claims[0], 0.5)
+        ask(kind, claims[0], 0.5)
     assert caught.value.unknown
-    ask(claims[0], WITHIN)
+    if kind == "borrower":
+        with pytest.raises(BackendUnavailable) as caught:
+            ask(kind, claims[0], WITHIN)
+        assert not caught.value.unknown
+    else:
+        ask(kind, claims[0], WITHIN)
 
 
 def connected(server: Database) -> int:

@@ -208,14 +208,20 @@ class Clustered(Promoting):
         self._take_over(former)
 
     def _take_over(self, former: ClusterNode) -> None:
-        """Let a replica take over the slots of a primary. No slot moves at that time."""
+        """Let a replica take over the slots of a primary. No slot moves at that time, and the other primaries vote.
+
+        Here a voter learns the new table at once. A real one knows the new epoch at once, and the table soon after.
+        """
         ready = [each for each in self.ready(former) if isinstance(each, ClusterNode) and not self._is_apart(each)]
-        if self._moving or not ready:
+        voters = [each for each in self.nodes if each in self.primaries and each is not former]
+        if self._moving or not ready or not all(runs(each) and not self._is_apart(each) for each in voters):
             return
         new = ready[0]
         self.sim.note(None, f"{new.name} takes over from {former.name}")
         self.promote(former, new)
         self.table = new.table = self.table.replaced(former, new)
+        for each in voters:
+            each.learn(self.table)
 
     def divide(self, choice: int, seconds: float) -> None:
         """Cut a node off from the others. If it is a primary, its replica takes over at once, or after the timeout."""

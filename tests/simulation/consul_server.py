@@ -476,7 +476,11 @@ SIMULATED = {
         ConsulServer,
         1,
         FAULTS,
-        {"network": ("", "repeat_request"), "slow": ("remove_agent", "")},
+        {
+            "network": ("", "repeat_request"),
+            "slow": (5 * "remove_agent ", 5 * "remove_agent "),
+        },
+        often="slow",
         lacks="flush_scripts step_clock",
         ttls=(1.0, 2.0, 3.0, 6.0, 10.0, 10.0, 10.0),
     )

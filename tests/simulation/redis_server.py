@@ -474,6 +474,6 @@ def _open_redlock(world: World, ttl: float) -> Any:
 
 
 SIMULATED = {
-    "redis": Simulated(_open, RedisServer, 1),
+    "redis": Simulated(_open, RedisServer, 1, often="cuts cuts process", ttls=(1.0, 2.0, 3.0, 6.0, 10.0, 10.0, 10.0)),
     "redlock": Simulated(_open_redlock, VotingServer, 3, shares=False),
 }

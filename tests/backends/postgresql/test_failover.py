@@ -133,6 +133,22 @@ def test_after_a_synchronous_failover_nobody_enters_while_a_lost_hand_over_is_be
     assert third.token(third.take(third.mutex())) > pushed.token
 
 
+def test_a_primary_that_still_runs_after_a_synchronous_failover_keeps_no_holder(
+    primary: Database, standby: Standby
+) -> None:
+    primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    primary.sql("SELECT pg_reload_conf()")
+    eventually(lambda: primary.sql("SELECT sync_state FROM pg_stat_replication") == [("sync",)], LONG)
+    with multilock.connect(primary.url, ttl=2.0) as one, multilock.connect(standby.url, ttl=2.0) as two:
+        old = one.lock(NAME).acquire()
+        standby.promote()
+        standby.sql("ALTER SYSTEM RESET synchronous_standby_names")  # it has no standby of its own
+        standby.sql("SELECT pg_reload_conf()")
+        new = two.lock(NAME).acquire(timeout=LONG)
+        assert not old.is_held()
+        assert new.fence() > (old.token or 0)
+
+
 def test_a_late_renewal_after_a_crash_admits_nobody_while_a_lost_hand_over_is_believed(
     primary: Database, ask: Ask
 ) -> None:

@@ -42,6 +42,11 @@ WAIT_SHARE = 0.8
 AT_REST = 60.0  # seconds after its last use for which an idle connection is kept
 TEND_EVERY = 10.0  # seconds between two checks for connections that were idle for AT_REST
 OWN_PID = b"SELECT pg_backend_pid()"
+# A statement that waits for a table continues to wait after its client has gone, and each repetition takes one more
+# session. The functions set a shorter limit for each request, but a new session needs the table before that.
+LIMIT_LOCKS = b", CASE pg_backend_pid() WHEN %%d THEN pg_catalog.set_config('lock_timeout', '%d', false) END" % (
+    REQUEST_TIMEOUT_MAX * 1000
+)
 PING = b"SELECT 1"
 BEGIN, COMMIT = b"BEGIN ISOLATION LEVEL READ COMMITTED", b"COMMIT"
 # Functions of the server whose warnings do not concern the commit: transaction ids or multixact ids run out, or the
@@ -438,8 +443,8 @@ class PgEndpoint:
                 raise
             raise _not_connected(str(error), where) from error
         self.wires.add(wire)
-        [(pid,)] = wire.script(OWN_PID, max(0.001, login_until - now()))
-        # A pooler reports an invented process id at the login.
+        # A pooler reports an invented process id at the login. It may pass its session on to others, with all settings.
+        [(pid, *_)] = wire.script(OWN_PID + LIMIT_LOCKS % connection.backend_pid, max(0.001, login_until - now()))
         wire.pooled = int(pid or 0) != connection.backend_pid
         return wire
 

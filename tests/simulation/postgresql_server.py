@@ -229,7 +229,7 @@ class PostgresqlServer(Server):
             session.client = f"{int(found[1]) % (1 << 64):016x}"
         elif text.startswith("LISTEN"):
             session.channels.update(re.findall(r'LISTEN "?(\w+)', text))
-        elif sql in (OWN_PID, PING):
+        elif sql == PING or sql.startswith(OWN_PID):
             return [(ROWS, [(b"%d" % session.number,)])]
         else:
             raise NotImplementedError(text)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -16,7 +17,7 @@ import multilock
 from multilock import BackendRejected, BackendUnavailable, now
 from multilock.backend import Busy, Claim, Granted
 from multilock.testing.conformance.base import SOON, eventually
-from multilock.timing import heartbeat
+from multilock.timing import REQUEST_TIMEOUT_MAX, heartbeat
 from multilock_postgresql import transactions
 from multilock_postgresql.transactions import StepQueries
 from tests.backends.kit import NAME, TTL, WITHIN
@@ -178,6 +179,23 @@ def test_a_single_try_beside_a_locked_table_says_that_the_server_did_not_answer(
                 assert await client.lock(NAME).try_acquire() is None
 
     asyncio.run(on_loop())
+
+
+@pytest.mark.parametrize(
+    "send",
+    [lambda client: client.attempt(client.mutex(), within=0.5), lambda client: client.opened.inspect(NAME, 0.5)],
+    ids=["attempt", "inspect"],
+)
+def test_a_request_that_was_given_up_beside_a_locked_table_ends_at_the_server(
+    one: Queued, two: Queued, server: Database, send: Callable[[Queued], object]
+) -> None:
+    one.take(one.mutex())
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'multilock' AND wait_event_type = 'Lock'"
+    with psycopg.connect(server.url) as session:
+        session.execute("LOCK multilock.locks IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(BackendUnavailable):
+            send(two)
+        eventually(lambda: server.sql(waiting) == [(0,)], 4 * REQUEST_TIMEOUT_MAX)
 
 
 def test_a_client_that_waits_for_the_tables_does_not_take_that_for_a_taken_name(server: Database, ask: Ask) -> None:

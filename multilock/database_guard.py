@@ -364,7 +364,10 @@ def _styled(sql: str, style: str) -> str:
 
 
 def _is_of(connection: Any, *packages: str) -> bool:
-    return any(each.__module__.split(".")[0] in packages for each in connection.__class__.__mro__)
+    """Return whether this is a connection of one of these packages, and no cursor."""
+    return hasattr(connection, "commit") and any(
+        each.__module__.split(".")[0] in packages for each in connection.__class__.__mro__
+    )
 
 
 def _is_async(connection: Any) -> bool:

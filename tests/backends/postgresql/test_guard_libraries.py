@@ -145,6 +145,29 @@ def test_a_guard_without_a_transaction_is_refused_through_each_library(
         lease.guard(connection)
 
 
+@pytest.mark.parametrize("library", [by_psycopg, by_psycopg2, by_django])
+def test_a_cursor_is_refused(library: Callable[[str, bool], Opened], server: Database, lease: Lease) -> None:
+    with (
+        library(server.url, False) as connection,
+        connection.cursor() as cursor,
+        pytest.raises(ConfigurationError, match="here takes"),
+    ):
+        lease.guard(cursor)
+
+
+def test_an_asyncio_lease_refuses_a_cursor(server: Database) -> None:
+    async def main() -> None:
+        async with (
+            multilock.connect_async(server.url, ttl=20) as client,
+            client.lock(NAME) as lease,
+            await psycopg.AsyncConnection.connect(server.url) as connection,
+        ):
+            with pytest.raises(ConfigurationError, match=r"psycopg\.AsyncConnection"):
+                await lease.guard(connection.cursor())
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_guard_whose_reply_is_lost_raises_and_keeps_no_row(
     library: Callable[[str, bool], Opened], server: Database, lease: Lease, ask: Ask

@@ -179,11 +179,14 @@ class Sessions:
                 self._answered(session, claim)
 
     def hold(self, session: Session, claim: Claim) -> bool:
-        """Record that the claim has a lock in this session. Returns False if the claim was cancelled meanwhile."""
+        """Record that the claim has a lock in this session. Returns False if the lock is not wanted: the claim was
+        cancelled meanwhile, or has a lock in a later session."""
         with self._lock:
             if claim.id in session.cancelled:
                 return False
             if (before := self._holding.get(claim.id)) and before is not session:
+                if session.ended:  # this attempt is late, and a later one has locked the key in a later session
+                    return False
                 before.held.discard(claim.id)  # the end of that session is no loss of this lock
             # Write this entry first: if an interrupt comes between the two lines, `cancel` still finds the lock.
             self._holding[claim.id] = session

@@ -885,6 +885,36 @@ def test_the_end_of_an_earlier_session_is_no_loss_of_a_lock_in_a_later_one(
     assert them.ear.losses == []
 
 
+@pytest.mark.parametrize("kind", MODES)
+def test_a_late_grant_in_an_earlier_session_takes_no_lock_from_a_later_one(
+    us: Ours, them: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The caller has given up the first attempt, which has locked a key, but has not recorded that yet. Its session is
+    not renewed in time, and a later attempt of the same claim has been granted in a new session."""
+    claim, sessions = MODES[kind](them), them.backend._sessions
+    has_locked, goes_on = threading.Event(), threading.Event()
+
+    def late(*about: Any) -> bool:
+        has_locked.set()
+        goes_on.wait(SOON)
+        return hold(*about)
+
+    with monkeypatch.context() as patched:
+        hold = sessions.hold
+        patched.setattr(sessions, "hold", late)
+        first = background(lambda: them.opened.attempt(claim, True, WITHIN))
+        assert has_locked.wait(SOON)
+    [earlier] = sessions._by_id.values()
+    sessions.end(earlier, "it was not renewed in time")
+    come_in(them, claim)
+    goes_on.set()
+    first.result(SOON)
+    assert them.renewed(claim) == [True]
+    assert not us.holds(us.writer())
+    assert them.renewed(claim) == [True]
+    assert sessions._holding[claim.id] is not earlier
+
+
 def test_a_key_of_another_waiter_of_this_client_is_left_alone(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below
 ) -> None:

@@ -143,7 +143,7 @@ def test_a_row_for_which_another_request_waits_as_well_is_busy(
     monkeypatch.setattr("multilock_postgresql.transport.WAIT_SHARE", 0.01)
     one.release(one.take(one.mutex()))
     lock = "SELECT FROM multilock.locks FOR UPDATE"
-    with psycopg.connect(server.url) as operator, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(server.url) as operator:
         operator.execute(lock)
         waits = pool.submit(server.sql, lock)
         eventually(lambda: operator.execute("SELECT FROM pg_locks WHERE locktype = 'tuple'").fetchall() != [], SOON)

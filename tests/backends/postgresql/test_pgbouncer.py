@@ -82,6 +82,13 @@ def test_a_waiter_behind_a_transaction_pooler_reports_no_push_and_asks_again(
     assert channels == [[]] * SESSIONS
 
 
+def test_a_session_that_others_use_as_well_keeps_its_lock_timeout(shared: Queued, bouncer: PgBouncer) -> None:
+    shared.release(shared.take(shared.mutex()))
+    with ExitStack() as stack:
+        shown = {each.execute("SHOW lock_timeout").fetchone() for each in all_sessions(bouncer, stack)}
+    assert shown == {("0",)}
+
+
 def test_a_lost_reply_to_the_end_of_listening_keeps_no_waiter_from_its_turn(
     bouncer: PgBouncer, ask: Ask, one: Queued
 ) -> None:

@@ -152,7 +152,9 @@ class Backend(Protocol):
 
     * `BackendUnavailable`, if no usable reply came. ``unknown=False`` is allowed only if the request certainly was not
       executed.
-    * `BackendRejected`, if the request was refused and not executed, and another attempt cannot help.
+    * `BackendRejected`, if the request was refused and not executed, and another attempt cannot help. ``unknown`` is
+      True if another request of this attempt may have taken the lock. The attempt itself must not release it, because
+      a later attempt of the claim may hold it.
     """
 
     @property

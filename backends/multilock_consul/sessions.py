@@ -187,7 +187,7 @@ class Sessions:
             if (before := self._holding.get(claim.id)) and before is not session:
                 if session.ended:  # this attempt is late, and a later one has locked the key in a later session
                     return False
-                before.held.discard(claim.id)  # the end of that session is no loss of this lock
+                before.held.discard(claim.id)  # the end of that session does not end this lock
             # Write this entry first: if an interrupt comes between the two lines, `cancel` still finds the lock.
             self._holding[claim.id] = session
             session.held.add(claim.id)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import multilock
 from multilock.config import settings_for
@@ -33,6 +33,8 @@ LOOK_EVERY = 0.25  # seconds between two calls of `Oracle.passing`
 CLOSES_WITHIN = 40.0  # seconds
 LATE = 35.0  # seconds after which no request can still be under way
 FORGOTTEN = 70.0  # seconds after which all remaining keys have expired
+
+S = TypeVar("S", bound=Server)
 
 
 @dataclass(slots=True)
@@ -94,9 +96,9 @@ class World:
         for fault in plan.faults:
             self._after.setdefault((fault.after, fault.nth), []).append(fault)
 
-    def new_server(self, kind: type[Server], name: str) -> Any:
+    def new_server(self, kind: type[S], name: str) -> S:
         """Return a simulated server that reports to this world."""
-        server: Any = kind(name, self.sim, lambda: int((EPOCH + self.sim.time) * 1e6), self.plan.seed)
+        server = kind(name, self.sim, lambda: int((EPOCH + self.sim.time) * 1e6), self.plan.seed)
         server.on_step = partial(self._step, server)
         server.on_expiry = self._expired
         return server
@@ -192,8 +194,9 @@ class World:
         server, key = self.group.keeper(name), self.key(name)
         if server is None or not server.up or server.paused:
             return False
-        handed = any(server.holder(key) in each.kernel.monitor.waiting for each in self.clients.values())
-        return server.is_free(key) or (handed and self.plan.profile == "cuts")
+        if server.is_free(key) or self.plan.profile != "cuts":
+            return server.is_free(key)
+        return any(server.holder(key) in each.kernel.monitor.waiting for each in self.clients.values())
 
     # Processes
 

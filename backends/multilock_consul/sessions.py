@@ -203,12 +203,10 @@ class Sessions:
                 # The ttl of a lock with a separate session counts from its grant, not from the wait before it.
                 self.renew(session, until - self._now())
             with self._lock:
+                self._reject_cancelled(claim)
                 if not session.ended:
                     self._open.setdefault(claim.id, []).append(session)
                     session.open.append(claim.id)
-                    # the caller gave up before this attempt began
-                    if claim.id in self._cancelled:
-                        self._look_after(session, claim)
                     return session
 
     def _find(self, claim: Claim) -> Session | None:
@@ -255,8 +253,7 @@ class Sessions:
         """Make a session for this claim alone. Raises BackendUnavailable if the claim was cancelled, because no later
         release would end the session. A release that comes during the request is refused, and must be repeated."""
         with self._lock:
-            if claim.id in self._cancelled:
-                raise BackendUnavailable("the claim was cancelled", unknown=False, backend="consul")
+            self._reject_cancelled(claim)
             self._beginning.add(claim.id)
         try:
             return self._create(claim, until)
@@ -518,6 +515,12 @@ class Sessions:
         """Return whether this claim's separate session is being made right now."""
         with self._lock:
             return claim.id in self._beginning
+
+    def _reject_cancelled(self, claim: Claim) -> None:
+        """Raise BackendUnavailable if the caller gave up this claim before its attempt sent a request that could lock a
+        key. The attempt might have no time left to free that key."""
+        if claim.id in self._cancelled:
+            raise BackendUnavailable("the claim was cancelled", unknown=False, backend="consul")
 
     def _note_cancelled(self, claim_id: str) -> None:
         now = self._now()

@@ -286,7 +286,8 @@ class Refusal(Oracle):
         if error is not None and kind not in ("BackendUnavailable", "ClientClosed"):
             self.bad(f"{worker}: {kind}: {error}")
         patient = (timeout is None or timeout > 1) and operation.ttl >= 3
-        if timeout and took > timeout * 0.99 and any(server.in_parts for server in self.world.servers):
+        in_parts = operation.kind == "set" or any(server.in_parts for server in self.world.servers)
+        if timeout and took > timeout * 0.99 and in_parts:
             patient = False  # the time was over between two requests of the last attempt
         if kind == "BackendUnavailable" and patient and self.oracles.quiet_for(took + 0.2):
             self.bad(f"{worker}: {error}, in a quiet time")
@@ -506,7 +507,8 @@ class Oracles:
             others = [] if belief.excused else [each for each in before if not each.excused]
             self.tell("granted", belief, others)
             before.append(belief)
-            belief.excused |= self.world.clients[held.process].closing  # close() will end the lease at once
+            # close() will end the lease at once; a force release that is under way may end it
+            belief.excused |= self.world.clients[held.process].closing or self.world.forcing[belief.name] > 0
 
     def sampled(self, held: Held) -> None:
         for belief in held.beliefs:

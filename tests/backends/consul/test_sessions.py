@@ -290,6 +290,22 @@ def test_an_acquire_without_renewal_that_begins_after_its_cancel_makes_no_sessio
     assert server.sessions() == []
 
 
+def test_an_acquire_whose_session_is_made_after_its_cancel_locks_no_key(
+    server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear
+) -> None:
+    """Otherwise the acquire could have no time left to free the key, which a renewal would find much later."""
+    backend, claim = open_(proxy.url), ear.claim()
+    made = proxy.hold_request(b"/v1/session/create")
+    attempt = background(lambda: backend.attempt(claim, True, WITHIN))
+    made.wait(WITHIN)
+    assert backend.release(claim, None, True, WITHIN).ours is False
+    made.release()
+    with pytest.raises(BackendUnavailable, match="the claim was cancelled") as raised:
+        attempt.result(WITHIN)
+    assert raised.value.unknown is False
+    assert backend.attempt(ear.claim(), True, WITHIN).token is not None
+
+
 @pytest.mark.parametrize("renew", [True, False])
 def test_a_session_made_while_its_client_closes_is_ended_too(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear, renew: bool

@@ -124,7 +124,7 @@ def test_a_lock_survives_a_failover(project: Project) -> None:
 
 
 def renewed_after_failover(lease: multilock.Lease) -> None:
-    """Renew the lease. A renewal gets no reply if the client hears of the new primary while it waits for the old one."""
+    """Renew the lease. A renewal gets no reply if the client switches to the new primary meanwhile."""
     until = time.monotonic() + WELL_WITHIN
     while True:
         try:

@@ -257,8 +257,10 @@ class Taken(Oracle):
         excused = any(belief.excused or self.world.forcing[belief.name] for belief in held.beliefs)
         forgets = self.world.plan.profile in ("forget", "force")
         excused = excused or held.how == "released" or (forgets and self.world.group.keeper("a") is None)
-        # A crashed server may have lost the handover to this worker.
-        excused = excused or any(server.lost >= held.since for server in self.world.servers)
+        # A crashed server may have lost the handover to this worker, perhaps before the worker knew of it.
+        for server in self.world.servers:
+            given = [server.granted_at(belief.token) for belief in held.beliefs if belief.token]
+            excused = excused or server.lost >= min(given, default=held.since)
         if loss.reason.value == "taken" and not excused:
             self.bad(f"{held.worker} was told that {held.operation.names} was taken: {loss.message}")
 

@@ -303,7 +303,7 @@ def test_an_acquire_whose_session_is_made_after_its_cancel_locks_no_key(
     with pytest.raises(BackendUnavailable, match="the claim was cancelled") as raised:
         attempt.result(WITHIN)
     assert raised.value.unknown is False
-    assert backend.attempt(ear.claim(), True, WITHIN).token is not None
+    take(backend, ear.claim())
 
 
 @pytest.mark.parametrize("renew", [True, False])

@@ -33,7 +33,7 @@ from multilock.values import encode_resting, encode_value
 from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
 from multilock_consul.reader_locks import SAFETY, Readers, Wait
 from multilock_consul.semaphore import Permits, State
-from multilock_consul.sessions import Session, Sessions
+from multilock_consul.sessions import Cancelled, Session, Sessions
 from multilock_consul.transactions import Refused, Transactions, operation
 
 __all__ = ["Recipe"]
@@ -80,6 +80,8 @@ class Recipe:
             if isinstance(answer, Busy) and not join:
                 self._leave_nothing(claim, until)
             return answer
+        except Cancelled:
+            return Busy(SAFETY)
         except (BackendUnavailable, BackendRejected) as error:
             # Even if this request was not executed, an earlier request of the same attempt may have locked a key or
             # made a session. The kernel then releases the claim. This attempt must not do that: if its caller has given

@@ -33,7 +33,7 @@ from multilock_consul.keys import Keys, no_answer
 from multilock_consul.transport import Agents, judged
 from multilock_consul.wire import Response
 
-__all__ = ["LOCK_DELAY_MAX", "OWN", "REMOVED_AFTER", "Session", "Sessions", "safe_delay", "shows"]
+__all__ = ["LOCK_DELAY_MAX", "OWN", "REMOVED_AFTER", "Cancelled", "Session", "Sessions", "safe_delay", "shows"]
 
 OWN = "own sessions"
 """The group of all locks that have a separate session."""
@@ -58,6 +58,11 @@ _TTL_REFUSED = re.compile(r"must be between \[([0-9.hmsuµn]+)=")
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 Purpose = tuple[float, str] | str
+
+
+class Cancelled(Exception):
+    """The caller gave up the claim before its attempt sent a request that could lock a key. The attempt must not send
+    it, since it might have no time left to free the key."""
 
 
 @dataclass(eq=False, slots=True)
@@ -161,7 +166,8 @@ class Sessions:
 
     @contextmanager
     def trying(self, claim: Claim, until: float) -> Iterator[Session]:
-        """Provide the session for one attempt. If the attempt has no reply, the session remembers the attempt."""
+        """Provide the session for one attempt. If the attempt has no reply, the session remembers the attempt. Raises
+        `Cancelled` if the claim was cancelled."""
         session = self._enter(claim, until)
         answered = True
         try:
@@ -250,8 +256,8 @@ class Sessions:
         return session
 
     def _make_own(self, claim: Claim, until: float) -> Session:
-        """Make a session for this claim alone. Raises BackendUnavailable if the claim was cancelled, because no later
-        release would end the session. A release that comes during the request is refused, and must be repeated."""
+        """Make a session for this claim alone. Raises `Cancelled` if the claim was cancelled, because no later release
+        would end the session. A release that comes during the request is refused, and must be repeated."""
         with self._lock:
             self._reject_cancelled(claim)
             self._beginning.add(claim.id)
@@ -517,10 +523,8 @@ class Sessions:
             return claim.id in self._beginning
 
     def _reject_cancelled(self, claim: Claim) -> None:
-        """Raise BackendUnavailable if the caller gave up this claim before its attempt sent a request that could lock a
-        key. The attempt might have no time left to free that key."""
         if claim.id in self._cancelled:
-            raise BackendUnavailable("the claim was cancelled", unknown=False, backend="consul")
+            raise Cancelled
 
     def _note_cancelled(self, claim_id: str) -> None:
         now = self._now()

@@ -478,8 +478,9 @@ class Promoting(Group):
         late = self.sim.time - asked
         if former in (None, new) or new is None or late < SETTLED or len(belief.held.beliefs) > 1:
             return ""
-        if belief.part.claim.id in {claim for key, claim in new.claims() if not key.endswith(("}:queue", "}:live"))}:
-            return ""  # the new primary has granted the claim, too
+        grants = {claim for key, claim in new.claims() if not key.endswith(("}:queue", "}:live"))}
+        if belief.part.claim.id in {*grants, *self.world.oracles.forced}:
+            return ""  # the new primary has granted the claim, too; an operator may have released it since
         return f"{belief.who} got {belief.name} from a former primary, {late:.3f} s after it asked the new one"
 
 

@@ -149,6 +149,7 @@ class ClusterMap:
             if self._table is not None:
                 self._table.moved(to.slot, address)
             self._told = address
+            self._silent.discard(address)
             self.doubt()
         else:
             self._served.discard(address)  # a slot moves to it, so it is a primary, although no table shows that yet

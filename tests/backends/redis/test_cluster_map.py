@@ -129,6 +129,14 @@ def test_an_isolated_node_does_not_lead_back_to_a_former_primary(nodes: Nodes) -
     assert nodes.cluster_map.table(WITHIN).primaries == (C, B), "the isolated nodes are not a majority"
 
 
+def test_a_new_primary_that_was_silent_before_is_asked_first(nodes: Nodes) -> None:
+    """A node that the failover has not reached yet replies with the old table, whose epoch the client knows."""
+    nodes.say[C], nodes.epochs[C] = lines(C, B), 2
+    nodes.cluster_map.doubt(C)
+    nodes.cluster_map.redirected(B, Redirected("", f"MOVED 0 {C}"))
+    assert nodes.look() == [C]
+
+
 def test_a_recreated_cluster_with_lower_epochs_is_followed(nodes: Nodes) -> None:
     nodes.epochs = dict.fromkeys((A, B, SEED), 7)
     nodes.look()

@@ -399,6 +399,7 @@ class Promoting(Group):
         """Let a replica take the place of a primary. The former primary is not notified."""
         self._excuse(former, new)
         self.primaries[self.primaries.index(former)] = new
+        self.moved |= {name: self.sim.time for name in self.world.kinds if self.keeper(name) is new}
         self._asked = {each: since for each, since in self._asked.items() if each[1] is not new}
         new.promote()
 

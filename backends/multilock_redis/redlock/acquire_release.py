@@ -490,8 +490,11 @@ class Rounds:
     def _to_top_up(self, evidence: Evidence) -> dict[int, bytes]:
         """Return the servers that do not vote for the holder, so that the holder can request spare votes from them.
 
-        These votes do not extend the lease.
+        These votes do not extend the lease. If fewer than a majority vote, return none: perhaps an operator has
+        released the name everywhere, and these requests would take it again. The next renewal shows whether it is lost.
         """
+        if len(evidence.votes(int(self.now() * 1e6))) < self.need:
+            return {}
         return {i: TOP_UP for i, view in enumerate(evidence.views) if not view.pending and view.state in (OUT, WAITS)}
 
     def is_lost(self, evidence: Evidence) -> bool:

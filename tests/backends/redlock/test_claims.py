@@ -354,6 +354,26 @@ def test_the_next_renewal_repeats_the_acquire_at_a_server_that_lost_the_lease(
     eventually(lambda: holders(servers) == [held[0].id] * 3)
 
 
+def test_a_holder_whose_votes_are_all_in_doubt_does_not_take_the_name_again(
+    contend: Contend, servers: RedisServers
+) -> None:
+    us = contend()
+    held = us.take()
+    us.settle(held[0])
+    rounds, evidence = us.backend.rounds, us.evidence(held[0])
+    for which, member in enumerate(servers.members):
+        with redis.Redis(port=member.port) as bare:
+            bare.delete("multilock/a")
+        evidence.hinted(which)
+    fan = rounds.pool.take(evidence.fan)
+    fan.ready(now() + WITHIN)
+    rounds.act(evidence, fan)
+    asked = evidence.pending()
+    rounds.give(fan)
+    assert not asked
+    assert us.renew(held) == [None]
+
+
 def test_a_deleted_key_is_a_loss_only_on_a_majority(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim, granted = us.take()

@@ -214,7 +214,7 @@ class Backend(Protocol):
         """
 
     def follow(self, names: frozenset[str], within: float) -> bool:
-        """From now on, report by `Notices.changed` when the holder of one of these names changes, and stop reporting
+        """Report by `Notices.changed` from now on when the holder of one of these names changes, and stop reporting
         all other names.
 
         ``names`` replaces the former set. Returns False if the backend has no push; the kernel then polls.
@@ -353,7 +353,7 @@ class FindsTheDead(Protocol):
     """Optional method of a `Backend` that frees the names of a process as soon as that process has ended."""
 
     def works_in_children(self) -> None:
-        """From now on free the names of this process only when their ttl ends, not when the process ends. Called if
+        """Free the names of this process from now on only when their ttl ends, not when the process ends. Called if
         other processes work under the leases of this process, because those processes may outlive this one for a
         moment."""
 
